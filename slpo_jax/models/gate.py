@@ -37,7 +37,12 @@ class GateHead(nn.Module):
 
     @nn.compact
     def __call__(self, h_BLD, dropout: Dropout | None = None):
-        x_BLD = drop(h_BLD.astype(jnp.float32), dropout, site=0)
+        # The head's noise is its own: site 0 of keys that no other layer has.
+        x_BLD = drop(
+            h_BLD.astype(jnp.float32),
+            dropout,
+            site=0,
+        )
         if self.hidden:
             x_BLD = nn.gelu(nn.Dense(self.hidden, name="hidden")(x_BLD))
         return nn.Dense(1, name="out")(x_BLD)[..., 0]
@@ -60,7 +65,11 @@ class Gate:
         return dataclasses.replace(self, logits=reads(GATE, self.logits))
 
 
-def stopping_gate(width: int, hidden: int = 0, detached: bool = True) -> Gate:
+def stopping_gate(
+    width: int,
+    hidden: int = 0,
+    detached: bool = True,
+) -> Gate:
     """Return the gate for latents of `width`.
 
     Args:
@@ -69,11 +78,16 @@ def stopping_gate(width: int, hidden: int = 0, detached: bool = True) -> Gate:
     """
     module = GateHead(hidden)
 
+    def init(key):
+        latent_11D = jnp.zeros((1, 1, width))
+        return module.init(key, latent_11D)["params"]
+
     def logits(params, h_BLD, dropout=None):
-        h_BLD = jax.lax.stop_gradient(h_BLD) if detached else h_BLD
+        if detached:
+            h_BLD = jax.lax.stop_gradient(h_BLD)
         return module.apply({"params": params}, h_BLD, dropout)
 
-    return Gate(lambda key: module.init(key, jnp.zeros((1, 1, width)))["params"], logits)
+    return Gate(init, logits)
 
 
 def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:
@@ -88,6 +102,7 @@ def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:
     Returns:
         [T] float32 log-probabilities.
     """
+    # log prod_{k<t} (1 - rho_k): the sum up to t, less the last term.
     survive_T = jax.nn.log_sigmoid(-logits_T)
     before_T = jnp.cumsum(survive_T) - survive_T
     stop_T = jax.nn.log_sigmoid(logits_T)
@@ -113,5 +128,10 @@ def stop_set_loss(logits_T: jax.Array, in_set_T: jax.Array) -> jax.Array:
     log_probs_T = first_stop_log_probs(logits_T, forced=False)
     any_valid = in_set_T.any()
     # where() on both sides keeps the gradient finite when the set is empty.
-    safe_T = jnp.where(in_set_T | ~any_valid, log_probs_T, -jnp.inf)
-    return jnp.where(any_valid, -jax.nn.logsumexp(safe_T), 0.0)
+    safe_T = jnp.where(
+        in_set_T | ~any_valid,
+        log_probs_T,
+        -jnp.inf,
+    )
+    log_prob = jax.nn.logsumexp(safe_T)
+    return jnp.where(any_valid, -log_prob, 0.0)

@@ -26,7 +26,8 @@ class GPT2Config(Checked):
 
     model_type: ClassVar = "gpt2"
     title: ClassVar = "GPT-2"
-    dropout_sites: ClassVar = ("attention", "mlp")  # GPT-2's residual dropout
+    # GPT-2's residual dropout.
+    dropout_sites: ClassVar = ("attention", "mlp")
 
     vocab_size: int = setting(50257, least=1)
     n_positions: int = setting(1024, least=1)
@@ -43,7 +44,9 @@ class GPT2Config(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_embd % self.n_head:
-            raise FieldError(self, "n_head", f"it has to divide the width, {self.n_embd}")
+            raise FieldError(
+                self, "n_head", f"it has to divide the width, {self.n_embd}"
+            )
 
     @property
     def n_kv_head(self) -> int:
@@ -56,7 +59,9 @@ class GPT2Config(Checked):
         return self.n_embd // self.n_head
 
 
-def _dense(config: GPT2Config, features: int, name: str, residual: bool = False) -> nn.Dense:
+def _dense(
+    config: GPT2Config, features: int, name: str, residual: bool = False
+) -> nn.Dense:
     std = 0.02 / (2 * config.n_layer) ** 0.5 if residual else 0.02
     return dense(features, config.dtype, std, name, use_bias=True)
 
@@ -70,10 +75,21 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x_BLD, context: Context):
         c = self.config
-        # Cut behind the heads' transpose: XLA:GPU (jaxlib 0.10) fuses the gradient of a cut before it into a product
-        # that it then has no tiles for.
-        parts = jnp.split(split_heads(_dense(c, 3 * c.n_embd, "c_attn")(x_BLD), 3 * c.n_head), 3, axis=1)
-        out_BLD, kv = context.attend(self.layer, *parts)
+        projected_BLE = _dense(c, 3 * c.n_embd, "c_attn")(x_BLD)
+        # Split behind the heads' transpose: XLA:GPU (jaxlib 0.10) fuses the gradient of a split before it into a
+        # product that it then has no tiles for.
+        heads_BHLD = split_heads(projected_BLE, 3 * c.n_head)
+        q_BHLD, k_BHLD, v_BHLD = jnp.split(
+            heads_BHLD,
+            3,
+            axis=1,
+        )
+        out_BLD, kv = context.attend(
+            self.layer,
+            q_BHLD,
+            k_BHLD,
+            v_BHLD,
+        )
         return _dense(c, c.n_embd, "c_proj", residual=True)(out_BLD), kv
 
 
@@ -85,7 +101,12 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x_BLD):
         c = self.config
-        up, down = _dense(c, c.n_inner or 4 * c.n_embd, "c_fc"), _dense(c, c.n_embd, "c_proj", residual=True)
+        up = _dense(
+            c,
+            c.n_inner or 4 * c.n_embd,
+            "c_fc",
+        )
+        down = _dense(c, c.n_embd, "c_proj", residual=True)
         return down(nn.gelu(up(x_BLD)))
 
 
@@ -94,9 +115,17 @@ class Block(backbone.Block):
 
     def setup(self):
         c = self.config
-        self.norm_1 = nn.LayerNorm(epsilon=c.norm_epsilon, dtype=c.dtype, name="ln_1")
+        self.norm_1 = nn.LayerNorm(
+            epsilon=c.norm_epsilon,
+            dtype=c.dtype,
+            name="ln_1",
+        )
         self.attention = Attention(c, self.layer, name="attn")
-        self.norm_2 = nn.LayerNorm(epsilon=c.norm_epsilon, dtype=c.dtype, name="ln_2")
+        self.norm_2 = nn.LayerNorm(
+            epsilon=c.norm_epsilon,
+            dtype=c.dtype,
+            name="ln_2",
+        )
         self.feed_forward = MLP(c, name="mlp")
 
 
@@ -109,11 +138,24 @@ class GPT2(backbone.Backbone):
     def setup(self):
         c = self.config
         init = nn.initializers.normal(0.02)
-        self.table = self.param("wte", init, (c.vocab_size, c.n_embd), jnp.float32)
-        self.wpe = self.param("wpe", nn.initializers.normal(0.01), (c.n_positions, c.n_embd), jnp.float32)
+        self.table = self.param(
+            "wte",
+            init,
+            (c.vocab_size, c.n_embd),
+            jnp.float32,
+        )
+        init_positions = nn.initializers.normal(0.01)
+        shape = (c.n_positions, c.n_embd)
+        self.wpe = self.param("wpe", init_positions, shape, jnp.float32)
         self.blocks = [Block(c, layer, name=f"h_{layer}") for layer in range(c.n_layer)]
-        self.final_norm = nn.LayerNorm(epsilon=c.norm_epsilon, dtype=c.dtype, name="ln_f")
-        self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
+        self.final_norm = nn.LayerNorm(
+            epsilon=c.norm_epsilon, dtype=c.dtype, name="ln_f"
+        )
+        self.head = self.table
+        if not c.tied:
+            shape = (c.vocab_size, c.n_embd)
+            self.head = self.param("lm_head", init, shape, jnp.float32)
 
     def enter(self, inputs_BLD, positions_BL):
-        return inputs_BLD + self.wpe[positions_BL].astype(self.config.dtype), None
+        positions_BLD = self.wpe[positions_BL].astype(self.config.dtype)
+        return inputs_BLD + positions_BLD, None

@@ -1,4 +1,4 @@
-"""What blocks are made of: products of positions with a matrix, also in low precision, and MC-dropout.
+"""The pieces of a block: products of positions with a matrix, also in low precision, and MC-dropout.
 
 A mask depends on a position's own key, and on nothing else: the mask of one position at one site is a function of that
 position's key and the site's number. Rows can therefore be batched, padded, bucketed or sharded in any way without
@@ -18,13 +18,13 @@ from slpo_jax.models import xla_cpu
 
 KEPT = "kept"
 SITES = ("attention", "mlp")
-"""Where in a block dropout can be; a backbone's config says where it is."""
+"""The places of a block that can have dropout; a backbone's config chooses among them."""
 SITE_NUMBERS = 3
-"""Of a layer. One is to spare: numbers decide masks, so they stay what they are."""
+"""The numbers of a layer's sites. One is spare: the numbers decide the masks, so they never change."""
 
 
 def kept(tree: Any) -> Any:
-    """Mark arrays that a backward pass gets from a block's forward pass, while it makes all else again."""
+    """Mark arrays that a backward pass gets from a block's forward pass, while it recomputes all others."""
     return jax.tree.map(lambda x: checkpoint_name(x, KEPT), tree)
 
 
@@ -33,20 +33,30 @@ def is_low(dtype: Any) -> bool:
     return jnp.dtype(dtype).itemsize < 4
 
 
-def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiply by `jnp.einsum`, in the precision of the first if low, with sums in float32 that are rounded once.
+def product(
+    spec: str,
+    a: jax.Array,
+    b: jax.Array,
+) -> jax.Array:
+    """Multiply by `jnp.einsum` in the precision of `a`, if that is low; sums are in float32 and rounded once.
 
     The gradient is made of such products too. XLA's CPU compiler has no others in bfloat16: it casts operands up.
 
     Args:
         spec: every index is in two of the three terms.
-        b: in the precision of `a`, or of float32 as parameters are: then its gradient is not rounded.
+        b: in the precision of `a`, or in float32 as parameters are: then its gradient is not rounded.
     """
-    return _low_product(spec, True, a, b) if is_low(a.dtype) else float_product(spec, a, b)
+    if is_low(a.dtype):
+        return _low_product(spec, True, a, b)
+    return float_product(spec, a, b)
 
 
-def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiply as `product`, with results in float32, as logits and scores are.
+def float_product(
+    spec: str,
+    a: jax.Array,
+    b: jax.Array,
+) -> jax.Array:
+    """Multiply as `product` does, with results in float32, as logits and scores are.
 
     In low precision their cotangents are rounded to that of the operands, as torch's autocast does: a product of one in
     float32 with one in bfloat16 is slow everywhere.
@@ -59,86 +69,166 @@ def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
-def sums(spec: str, a: jax.Array, b: jax.Array, rounded: bool = False) -> jax.Array:
+def sums(
+    spec: str,
+    a: jax.Array,
+    b: jax.Array,
+    rounded: bool = False,
+) -> jax.Array:
     """Multiply and sum in float32; only `b` may have to be rounded to the precision of `a`.
 
     Args:
-        rounded: what comes out is in the precision of `a`.
+        rounded: the result is in the precision of `a`.
     """
-    out = xla_cpu.asked_for(a.dtype) if rounded else jnp.float32
-    precision = jax.lax.Precision.DEFAULT if is_low(a.dtype) else None  # of float32 what the run has set: float32's
-    result = jnp.einsum(spec, a, b.astype(a.dtype), precision=precision, preferred_element_type=out)
+    accumulated = xla_cpu.asked_for(a.dtype) if rounded else jnp.float32
+    # None is the precision that the run has set for float32: that of float32.
+    precision = jax.lax.Precision.DEFAULT if is_low(a.dtype) else None
+    result = jnp.einsum(
+        spec,
+        a,
+        b.astype(a.dtype),
+        precision=precision,
+        preferred_element_type=accumulated,
+    )
     return result.astype(a.dtype) if rounded else result
 
 
+def _terms(spec: str) -> list[str]:
+    """Split the specification of a product into its three terms."""
+    return spec.replace("->", ",").split(",")
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _low_product(spec: str, rounded: bool, a: jax.Array, b: jax.Array) -> jax.Array:
+def _low_product(
+    spec: str,
+    rounded: bool,
+    a: jax.Array,
+    b: jax.Array,
+) -> jax.Array:
     return sums(spec, a, b, rounded)
 
 
-def _low_forward(spec: str, rounded: bool, a: jax.Array, b: jax.Array):
+def _low_forward(
+    spec: str,
+    rounded: bool,
+    a: jax.Array,
+    b: jax.Array,
+):
     return _low_product(spec, rounded, a, b), (a, b)
 
 
 def _low_backward(spec: str, rounded: bool, operands, g: jax.Array):
-    (a, b), (first, second, out) = operands, spec.replace("->", ",").split(",")
+    # Each operand's gradient is a product of the cotangent and the other operand.
+    a, b = operands
+    first, second, out = _terms(spec)
     g = g.astype(a.dtype)
-    of_a, of_b = sums(f"{out},{second}->{first}", g, b, True), sums_over_rows(f"{first},{out}->{second}", a, g)
+    of_a = sums(
+        f"{out},{second}->{first}",
+        g,
+        b,
+        True,
+    )
+    of_b = sums_over_rows(
+        f"{first},{out}->{second}",
+        a,
+        g,
+    )
     return of_a, of_b.astype(b.dtype)
 
 
-def sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
-    """Sum products, as `sums`, over the last axis but one of both arrays."""
-    first, second, out = spec.replace("->", ",").split(",")
+def sums_over_rows(
+    spec: str,
+    a: jax.Array,
+    g: jax.Array,
+) -> jax.Array:
+    """Sum products, as `sums` does, over the last axis but one of both arrays."""
+    first, second, out = _terms(spec)
+    # The first operand is the one that has the result's last axis but one.
     if out[-2] not in first:
-        first, a, second, g = second, g, first, a
+        first, second = second, first
+        a, g = g, a
     if is_low(a.dtype):
         a, first = xla_cpu.summed_last(a, first)
-    return sums(f"{first},{second}->{out}", a, g)
+    return sums(
+        f"{first},{second}->{out}",
+        a,
+        g,
+    )
 
 
 _low_product.defvjp(_low_forward, _low_backward)
 
 
-def _all_but_kernel(*arrays: jax.Array | None, dtype: Any = None, inexact: bool = True) -> list[jax.Array | None]:
-    """Return inputs, kernel and bias as a layer promotes them, but for the kernel: `product` rounds that."""
-    inputs, _, bias = nn.dtypes.promote_dtype(*arrays, dtype=dtype, inexact=inexact)
-    return [inputs, arrays[1], bias]
+def _all_but_kernel(
+    *arrays: jax.Array | None, dtype: Any = None, inexact: bool = True
+) -> list[jax.Array | None]:
+    """Return inputs, kernel and bias as a layer promotes them, but for the kernel, which `product` rounds."""
+    inputs, _, bias = nn.dtypes.promote_dtype(
+        *arrays,
+        dtype=dtype,
+        inexact=inexact,
+    )
+    kernel = arrays[1]
+    return [inputs, kernel, bias]
 
 
 def _rows_by_kernel(x, kernel, *_, **__) -> jax.Array:
-    """Multiply, as `product`, [.., D] by [D, V], as `nn.Dense` asks for it."""
-    out = product("nd,dv->nv", x.reshape(-1, x.shape[-1]), kernel)
-    return kept(out.reshape(*x.shape[:-1], out.shape[-1]))
+    """Multiply [.., D] by [D, V] as `product` does, in the form that `nn.Dense` calls."""
+    *leading, width = x.shape
+    out_NV = product(
+        "nd,dv->nv",
+        x.reshape(-1, width),
+        kernel,
+    )
+    return kept(out_NV.reshape(*leading, out_NV.shape[-1]))
 
 
 def _kept_dot_general(*args, **kwargs) -> jax.Array:
     return kept(jax.lax.dot_general(*args, **kwargs))
 
 
-def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Dense:
+def dense(
+    features: int,
+    dtype,
+    std: float,
+    name: str,
+    use_bias: bool,
+) -> nn.Dense:
     """Make a linear layer of a block.
 
     Args:
-        features: of what comes out.
+        features: width of the output.
         dtype: of activations.
-        std: of the kernel's normal distribution in the beginning.
+        std: of the normal distribution that the kernel starts from.
     """
+    # Results are kept for the backward pass; in low precision the product is ours, which promotes the kernel itself.
     options: dict[str, Any] = {"dot_general": _kept_dot_general}
     if is_low(dtype):
-        options = {"dot_general": _rows_by_kernel, "promote_dtype": _all_but_kernel}
-    return nn.Dense(features, use_bias, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name, **options)
+        options = {
+            "dot_general": _rows_by_kernel,
+            "promote_dtype": _all_but_kernel,
+        }
+    return nn.Dense(
+        features,
+        use_bias,
+        dtype=dtype,
+        kernel_init=nn.initializers.normal(std),
+        name=name,
+        **options,
+    )
 
 
-def updated(params: Any) -> Any:
+def add_low_rank(params: Any) -> Any:
     """Return parameters as layers read them: `A @ B` is added to the kernel of each module that has both."""
     if not isinstance(params, dict):
         return params
-    if "A" in params:
-        return {"kernel": params["kernel"] + params["A"] @ params["B"]} | {
-            name: x for name, x in params.items() if name not in ("kernel", "A", "B")
-        }
-    return {name: updated(part) for name, part in params.items()}
+    if "A" not in params:
+        return {name: add_low_rank(part) for name, part in params.items()}
+    layer = dict(params)
+    a = layer.pop("A")
+    b = layer.pop("B")
+    layer["kernel"] = layer["kernel"] + a @ b
+    return layer
 
 
 def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:
@@ -147,8 +237,13 @@ def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:
     Args:
         head_VD: in the precision of `hidden`, or in float32, as `product` takes it.
     """
-    logits = float_product("nd,vd->nv", hidden.reshape(-1, hidden.shape[-1]), head_VD)
-    return logits.reshape(*hidden.shape[:-1], logits.shape[-1])
+    *leading, width = hidden.shape
+    logits_NV = float_product(
+        "nd,vd->nv",
+        hidden.reshape(-1, width),
+        head_VD,
+    )
+    return logits_NV.reshape(*leading, logits_NV.shape[-1])
 
 
 @struct.dataclass
@@ -171,7 +266,11 @@ def site_number(layer: int, name: str) -> int:
     return SITE_NUMBERS * layer + SITES.index(name)
 
 
-def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
+def _bits(
+    keys_BL: jax.Array,
+    site: int | jax.Array,
+    width: int,
+) -> jax.Array:
     """Hash (position's key, site, unit) by a counter: uint32 [B, L, width].
 
     The keys come out of threefry. Stretching one over the units of a site needs no cryptographic strength, and
@@ -180,7 +279,13 @@ def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
     """
     words = jax.random.key_data(keys_BL)
     units = jnp.arange(width, dtype=jnp.uint32) + jnp.uint32(site * width)
-    x = words[..., :1] + jnp.expand_dims(units * jnp.uint32(0x9E3779B9), range(words.ndim - 1))
+    first_word = words[..., :1]
+
+    # A counter of the units of all sites, spread over 32 bits by the golden ratio.
+    counter = units * jnp.uint32(0x9E3779B9)
+    x = first_word + jnp.expand_dims(counter, range(words.ndim - 1))
+
+    # Two rounds of the finaliser, with the second word mixed in between.
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     x = (x ^ (x >> 16)) + words[..., 1:2]
@@ -189,7 +294,11 @@ def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int | jax.Array) -> jax.Array:
+def drop(
+    x_BLD: jax.Array,
+    dropout: Dropout | None,
+    site: int | jax.Array,
+) -> jax.Array:
     """Apply inverted dropout with exact probability `rate` (to 2**-32), position by position.
 
     Args:
@@ -201,11 +310,27 @@ def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int | jax.Array) -> ja
     """
     if dropout is None or dropout.rate == 0.0:
         return x_BLD
-    width = x_BLD.shape[-1]
-    kept_BLD = _bits(dropout.keys_BL, site, width) >= jnp.uint32(round(dropout.rate * 2**32))
-    factor_BLD = jnp.where(kept_BLD, 1.0 / (1.0 - dropout.rate), 0.0)
-    factor_BLD = jnp.where(dropout.active_BL[..., None], factor_BLD, 1.0).astype(x_BLD.dtype)
+    # A unit is kept where its 32 random bits reach the rate's share of their range.
+    threshold = jnp.uint32(round(dropout.rate * 2**32))
+    kept_BLD = _bits(dropout.keys_BL, site, x_BLD.shape[-1]) >= threshold
+    factor_BLD = jnp.where(
+        kept_BLD,
+        1.0 / (1.0 - dropout.rate),
+        0.0,
+    )
+    factor_BLD = jnp.where(
+        dropout.active_BL[..., None],
+        factor_BLD,
+        1.0,
+    )
+    factor_BLD = factor_BLD.astype(x_BLD.dtype)
+
+    # Positions after the first ones, which the noise covers, stay as they are.
     covered = factor_BLD.shape[1]
     if covered == x_BLD.shape[1]:
         return x_BLD * factor_BLD
-    return jnp.concatenate([x_BLD[:, :covered] * factor_BLD, x_BLD[:, covered:]], axis=1)
+    noisy_BLD = x_BLD[:, :covered] * factor_BLD
+    return jnp.concatenate(
+        [noisy_BLD, x_BLD[:, covered:]],
+        axis=1,
+    )

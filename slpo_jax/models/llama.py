@@ -16,7 +16,7 @@ import numpy as np
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, split_heads
 from slpo_jax.models.layers import dense
-from slpo_jax.models.xla_cpu import remade
+from slpo_jax.models.xla_cpu import remat
 from slpo_jax.settings import Checked, FieldError, setting
 
 
@@ -60,7 +60,8 @@ class LlamaConfig(Checked):
     title: ClassVar = "Llama"
     qkv_bias: ClassVar = False
     qk_norm: ClassVar = False
-    dropout_sites: ClassVar = ("mlp",)  # the output of the down projection: Llama has no dropout of its own
+    # The output of the down projection: Llama has no dropout of its own.
+    dropout_sites: ClassVar = ("mlp",)
 
     vocab_size: int = setting(128256, least=1)
     n_positions: int = setting(131072, least=1)
@@ -81,9 +82,15 @@ class LlamaConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_head % self.n_kv_head:
-            raise FieldError(self, "n_kv_head", f"it has to divide the number of heads, {self.n_head}")
+            raise FieldError(
+                self,
+                "n_kv_head",
+                f"it has to divide the number of heads, {self.n_head}",
+            )
         if self.head_dim % 2:
-            raise FieldError(self, "head_dim", "rotary positions turn pairs: it has to be even")
+            raise FieldError(
+                self, "head_dim", "rotary positions turn pairs: it has to be even"
+            )
 
 
 class Qwen2Config(LlamaConfig):
@@ -102,7 +109,9 @@ class Qwen3Config(LlamaConfig):
     qk_norm: ClassVar = True
 
 
-LLAMAS: dict[str, type[LlamaConfig]] = {config.model_type: config for config in (LlamaConfig, Qwen2Config, Qwen3Config)}
+LLAMAS: dict[str, type[LlamaConfig]] = {
+    config.model_type: config for config in (LlamaConfig, Qwen2Config, Qwen3Config)
+}
 """What `Llama` computes, by `model_type`."""
 
 
@@ -110,13 +119,23 @@ def rope_frequencies(config: LlamaConfig) -> np.ndarray:
     """Return radians a position, float32 [Dh/2], from the fastest to the slowest."""
     # An angle far out is many turns: a frequency that is wrong in its last bit moves the answers there. So each step
     # is rounded to float32 where checkpoints' own programs round it, and the power, alone, is taken in float64.
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = 1.0 / np.power(config.rope_theta, exponents, dtype=np.float64).astype(np.float32)
+    units = np.arange(
+        0,
+        config.head_dim,
+        2,
+        dtype=np.float32,
+    )
+    exponents = units / np.float32(config.head_dim)
+    periods = np.power(config.rope_theta, exponents, dtype=np.float64)
+    frequencies = 1.0 / periods.astype(np.float32)
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
+
+    # Slow frequencies are divided by the factor, fast ones are kept, and those in between are interpolated.
     turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
-    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    between = scaling.high_freq_factor - scaling.low_freq_factor
+    share = (turns - scaling.low_freq_factor) / between
     share = np.clip(share, 0.0, 1.0)
     return (1.0 - share) * frequencies / scaling.factor + share * frequencies
 
@@ -124,12 +143,20 @@ def rope_frequencies(config: LlamaConfig) -> np.ndarray:
 def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Turn each pair (unit i, unit i + Dh/2) by its position's angle; in float32."""
     cos, sin = rotation
-    first, second = jnp.split(x_BHLD.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    first, second = jnp.split(
+        x_BHLD.astype(jnp.float32),
+        2,
+        axis=-1,
+    )
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    turned = jnp.concatenate([turned_first, turned_second], axis=-1)
     return turned.astype(x_BHLD.dtype)
 
 
-def _dense(config: LlamaConfig, features: int, name: str, use_bias: bool = False) -> nn.Dense:
+def _dense(
+    config: LlamaConfig, features: int, name: str, use_bias: bool = False
+) -> nn.Dense:
     return dense(features, config.dtype, 0.02, name, use_bias)
 
 
@@ -144,13 +171,29 @@ class Attention(nn.Module):
         c = self.config
 
         def project(heads, name):
-            return split_heads(_dense(c, heads * c.head_dim, name, c.qkv_bias)(x_BLD), heads)
+            dense = _dense(
+                c,
+                heads * c.head_dim,
+                name,
+                c.qkv_bias,
+            )
+            return split_heads(dense(x_BLD), heads)
 
-        q_BHLD, k_BGLD = project(c.n_head, "q_proj"), project(c.n_kv_head, "k_proj")
+        # Queries and keys have their norms before they are rotated.
+        q_BHLD = project(c.n_head, "q_proj")
+        k_BGLD = project(c.n_kv_head, "k_proj")
         if c.qk_norm:
-            q_BHLD, k_BGLD = _norm(c, "q_norm")(q_BHLD), _norm(c, "k_norm")(k_BGLD)
-        q_BHLD, k_BGLD = rotate(q_BHLD, context.rotation), rotate(k_BGLD, context.rotation)
-        out_BLE, kv = context.attend(self.layer, q_BHLD, k_BGLD, project(c.n_kv_head, "v_proj"))
+            q_BHLD = _norm(c, "q_norm")(q_BHLD)
+            k_BGLD = _norm(c, "k_norm")(k_BGLD)
+        q_BHLD = rotate(q_BHLD, context.rotation)
+        k_BGLD = rotate(k_BGLD, context.rotation)
+        v_BGLD = project(c.n_kv_head, "v_proj")
+        out_BLE, kv = context.attend(
+            self.layer,
+            q_BHLD,
+            k_BGLD,
+            v_BGLD,
+        )
         return _dense(c, c.n_embd, "o_proj")(out_BLE), kv
 
 
@@ -162,28 +205,44 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x_BLD):
         c = self.config
-        gate, up = (_dense(c, c.n_inner, name)(x_BLD) for name in ("gate_proj", "up_proj"))
-        return _dense(c, c.n_embd, "down_proj")(_gated(gate, up))
+        gate = _dense(c, c.n_inner, "gate_proj")(x_BLD)
+        up = _dense(c, c.n_inner, "up_proj")(x_BLD)
+        return _dense(c, c.n_embd, "down_proj")(_apply_gate(gate, up))
 
 
-@remade
-def _gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+@remat
+def _apply_gate(gate: jax.Array, up: jax.Array) -> jax.Array:
     """Gate in float32, rounded once; only the two are kept for a backward pass."""
-    return (nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
+    activation = nn.silu(gate.astype(jnp.float32))
+    product = activation * up.astype(jnp.float32)
+    return product.astype(gate.dtype)
 
 
 class Norm(nn.Module):
-    """`nn.RMSNorm` over the last axis, of which a backward pass keeps the input alone."""
+    """`nn.RMSNorm` over the last axis, whose input alone is kept for a backward pass."""
 
     epsilon: float
     dtype: Any
 
     @nn.compact
     def __call__(self, x):
-        # Linen takes the mean of squares, and multiplies, in float32 whatever the dtype of what comes out.
-        plain = nn.RMSNorm(epsilon=self.epsilon, dtype=self.dtype, parent=None)
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        return remade(lambda x, scale: plain.apply({"params": {"scale": scale}}, x))(x, scale)
+        # Linen takes the mean of squares, and multiplies, in float32, whatever the dtype of the result.
+        plain = nn.RMSNorm(
+            epsilon=self.epsilon,
+            dtype=self.dtype,
+            parent=None,
+        )
+        scale = self.param(
+            "scale",
+            nn.initializers.ones,
+            x.shape[-1:],
+        )
+
+        @remat
+        def normalise(x, scale):
+            return plain.apply({"params": {"scale": scale}}, x)
+
+        return normalise(x, scale)
 
 
 def _norm(config: LlamaConfig, name: str) -> Norm:
@@ -209,13 +268,20 @@ class Llama(backbone.Backbone):
     def setup(self):
         c = self.config
         init = nn.initializers.normal(0.02)
-        self.table = self.param("embed_tokens", init, (c.vocab_size, c.n_embd), jnp.float32)
-        self.blocks = [Block(c, layer, name=f"layers_{layer}") for layer in range(c.n_layer)]
+        self.table = self.param(
+            "embed_tokens", init, (c.vocab_size, c.n_embd), jnp.float32
+        )
+        self.blocks = [
+            Block(c, layer, name=f"layers_{layer}") for layer in range(c.n_layer)
+        ]
         self.final_norm = _norm(c, "norm")
-        self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
+        self.head = self.table
+        if not c.tied:
+            shape = (c.vocab_size, c.n_embd)
+            self.head = self.param("lm_head", init, shape, jnp.float32)
 
     def enter(self, inputs_BLD, positions_BL):
-        angles_B1LF = (
-            positions_BL[:, None, :, None].astype(jnp.float32) * rope_frequencies(self.config)[None, None, None]
-        )
+        positions_B1L1 = positions_BL[:, None, :, None].astype(jnp.float32)
+        frequencies_F = rope_frequencies(self.config)
+        angles_B1LF = positions_B1L1 * frequencies_F[None, None, None]
         return inputs_BLD, (jnp.cos(angles_B1LF), jnp.sin(angles_B1LF))

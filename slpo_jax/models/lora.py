@@ -26,7 +26,7 @@ class LoraConfig(Checked):
             whole reasoner, and merged in the stage's checkpoint.
         alpha: the updates' scale times the rank.
         kernels: names of the kernels that are adapted in each block, such as q_proj (Llama) or c_attn (GPT-2); () is
-            all.
+            all of them.
     """
 
     rank: int = setting(0, least=0, note="0 trains all parameters")
@@ -39,13 +39,18 @@ class LoraConfig(Checked):
         return self.alpha / self.rank
 
 
-def init(key: jax.Array, tree: Tree, rank: int, kernels: tuple[str, ...] = ()) -> Tree:
-    """Make adapters of Dense kernels in a tree; they change nothing yet.
+def init(
+    key: jax.Array,
+    tree: Tree,
+    rank: int,
+    kernels: tuple[str, ...] = (),
+) -> Tree:
+    """Make adapters of the Dense kernels in a tree, which don't change the model yet.
 
-    As peft begins: A is uniform within +-1/sqrt(in), B zero.
+    They start as peft's do: A is uniform within +-1/sqrt(in), B zero.
 
     Args:
-        key: of the whole tree; each kernel's is folded in by its place.
+        key: of the whole tree; the key of each module is folded from it by the module's place.
         tree: parameters, kernels [in, out] under the name "kernel".
         rank: r, the inner width of the update.
         kernels: names of their modules; () is all.
@@ -56,33 +61,60 @@ def init(key: jax.Array, tree: Tree, rank: int, kernels: tuple[str, ...] = ()) -
     for number, (name, part) in enumerate(sorted(tree.items())):
         if not isinstance(part, dict):
             continue
-        kernel_key = jax.random.fold_in(key, number)
-        if "kernel" in part:
-            if kernels and name not in kernels:
-                continue
-            rows, columns = part["kernel"].shape
-            bound = rows**-0.5
-            a = jax.random.uniform(kernel_key, (rows, rank), jnp.float32, -bound, bound)
-            adapters[name] = {"A": a, "B": jnp.zeros((rank, columns), jnp.float32)}
-        elif below := init(kernel_key, part, rank, kernels):
-            adapters[name] = below
+        part_key = jax.random.fold_in(key, number)
+        # Adapters of the modules within this one, if it has no kernel itself.
+        if "kernel" not in part:
+            inner = init(part_key, part, rank, kernels)
+            if inner:
+                adapters[name] = inner
+            continue
+        if kernels and name not in kernels:
+            continue
+        rows, columns = part["kernel"].shape
+        bound = rows**-0.5
+        a = jax.random.uniform(
+            part_key,
+            (rows, rank),
+            jnp.float32,
+            -bound,
+            bound,
+        )
+        b = jnp.zeros((rank, columns), jnp.float32)
+        adapters[name] = {"A": a, "B": b}
     return adapters
 
 
-def merge(tree: Tree, adapters: Tree, scale: float, apart: bool = False) -> Tree:
-    """Merge: `kernel + scale * A @ B` for each kernel that has an adapter; differentiable in both.
+def merge(
+    tree: Tree,
+    adapters: Tree,
+    scale: float,
+    apart: bool = False,
+) -> Tree:
+    """Return the tree with `kernel + scale * A @ B` for each kernel that has an adapter; differentiable in both.
 
     Args:
         scale: alpha / r.
-        apart: `scale * A` and B stay beside the kernels, for `models.layers.updated` to merge.
+        apart: `scale * A` and B stay beside the kernels, for `models.layers.add_low_rank` to merge.
     """
     merged = dict(tree)
     for name, part in adapters.items():
-        if "A" in part:
-            a, b = scale * part["A"], part["B"]
-            merged[name] = tree[name] | ({"A": a, "B": b} if apart else {"kernel": tree[name]["kernel"] + a @ b})
+        if "A" not in part:
+            merged[name] = merge(
+                tree[name],
+                part,
+                scale,
+                apart,
+            )
+            continue
+        a = scale * part["A"]
+        b = part["B"]
+        module = dict(tree[name])
+        if apart:
+            module["A"] = a
+            module["B"] = b
         else:
-            merged[name] = merge(tree[name], part, scale, apart)
+            module["kernel"] = module["kernel"] + a @ b
+        merged[name] = module
     return merged
 
 
@@ -94,53 +126,89 @@ def adapter(
     section: str = "config.imitate.lora",
     tokens: tuple[int, ...] = (),
 ) -> Tree:
-    """Make the part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
+    """Make the part ADAPTER: adapters of the reasoner's blocks, and a copy of its modules beside the backbone.
 
     Args:
         params: all parts.
         rank, kernels: see `LoraConfig`.
-        section: that these are from, for messages.
+        section: the config section of these two, for messages.
         tokens: ids whose rows of the vocabulary are copied too, in the token embedding and in the head.
     Raises:
-        UserError: a kernel that the blocks don't have, or a rank that no kernel has itself.
+        UserError: a kernel that the blocks don't have, or a rank above that of every kernel.
     """
-    every = [([entry.key for entry in path], x) for path, x in jax.tree.leaves_with_path(params[REASONER]["backbone"])]
-    most = {path[-2]: min(x.shape) for path, x in every if path[-1] == "kernel"}
+    reasoner = dict(params[REASONER])
+    backbone = reasoner.pop("backbone")
+
+    # The highest rank of an update of each kernel, by the name of its module.
+    highest_rank = {}
+    for path, x in jax.tree.leaves_with_path(backbone):
+        if path[-1].key == "kernel":
+            highest_rank[path[-2].key] = min(x.shape)
+
+    # Refuse names that no module has, and a rank that would make no update of low rank.
     for name in kernels:
-        if name not in most:
-            raise UserError(f"{section}.kernels: {name!r} is no kernel of this model; it has {', '.join(sorted(most))}")
-    if rank > (width := max(most[name] for name in kernels or most)):
-        raise UserError(f"{section}.rank: {rank} is above {width}, the most that a kernel of this model has; lower it")
-    rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
-    copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
-    adapters = {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}
-    if not tokens:
-        return adapters
-    tables = {name: table for name, table in params[REASONER]["backbone"].items() if name in _TABLES}
-    return adapters | {_ROWS: {name: table[jnp.array(tokens)] for name, table in tables.items()}}
+        if name not in highest_rank:
+            known = ", ".join(sorted(highest_rank))
+            raise UserError(
+                f"{section}.kernels: {name!r} is not a kernel of this model; it has {known}"
+            )
+    highest = max(highest_rank[name] for name in kernels or highest_rank)
+    if rank > highest:
+        raise UserError(
+            f"{section}.rank: {rank} is above {highest}, the most that a kernel of this model has; lower it"
+        )
+    copies = jax.tree.map(
+        lambda x: jnp.array(x, copy=True),
+        reasoner,
+    )
+    part = {"lora": init(key, backbone, rank, kernels), **copies}
+
+    # Copy the rows of the trained tokens out of the vocabulary's tables.
+    if tokens:
+        part[_ROWS] = {}
+        for name in _TABLES:
+            if name in backbone:
+                part[_ROWS][name] = backbone[name][jnp.array(tokens)]
+    return part
 
 
-def without_adapter(params: Tree, scale: float, apart: bool = False, tokens: tuple[int, ...] = ()) -> Tree:
+def without_adapter(
+    params: Tree,
+    scale: float,
+    apart: bool = False,
+    tokens: tuple[int, ...] = (),
+) -> Tree:
     """Merge the part ADAPTER into the reasoner, differentiably.
 
     Args:
         scale: alpha / rank.
-        apart: layers are a loop, which merges those of one after the other: all merged at once, and their cotangents,
-            would take as much as the backbone each.
+        apart: layers are a loop, which merges those of one after the other: merged all at once, kernels and their
+            cotangents would take as much memory as the backbone each.
         tokens: of `adapter`.
     """
-    parts = {name: part for name, part in params.items() if name != ADAPTER}
-    reasoner, adapter = params[REASONER], params[ADAPTER]
-    trained = {name: part for name, part in adapter.items() if name not in ("lora", _ROWS)}
-    looped = Backbone.stacked if apart else dict
-    backbone = merge(looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart)
-    for name, rows in adapter.get(_ROWS, {}).items():
-        backbone[name] = backbone[name].at[jnp.array(tokens)].set(rows)
-    return {**parts, REASONER: {**reasoner, **trained, "backbone": backbone}}
+    # Take the adapters, and what was trained whole, out of the part.
+    parts = dict(params)
+    trained = dict(parts.pop(ADAPTER))
+    adapters = trained.pop("lora")
+    rows_by_table = trained.pop(_ROWS, {})
+
+    # Merge the adapters into the kernels that they belong to.
+    reasoner = parts[REASONER]
+    backbone = reasoner["backbone"]
+    if apart:
+        backbone = Backbone.stacked(backbone)
+        adapters = Backbone.stacked(adapters)
+    merged = merge(backbone, adapters, scale, apart)
+
+    # Put the trained tokens' rows into the vocabulary's tables.
+    for name, rows in rows_by_table.items():
+        merged[name] = merged[name].at[jnp.array(tokens)].set(rows)
+    parts[REASONER] = {**reasoner, **trained, "backbone": merged}
+    return parts
 
 
 def merging(reasoner: Reasoner, scale: float) -> Reasoner:
-    """Return the reasoner `in_tree`, whose programs read ADAPTER, where the parameters have that part, merged.
+    """Return the reasoner `in_tree` whose programs merge the part ADAPTER, where the parameters have it.
 
     Args:
         scale: alpha / rank.

@@ -1,6 +1,6 @@
-"""The parts of a run's parameters: {name: tree}. Each has an owner, who says how it is made and which stages train it.
+"""The parts of a run's parameters: {name: tree}. The owner of a part says how it starts and which stages train it.
 
-Policy, objectives and recipes take the whole tree; only what owns a part knows its name.
+Policy, objectives and recipes take the whole tree; only the owner of a part knows its name.
 """
 
 import dataclasses
@@ -11,11 +11,15 @@ import jax
 
 Params = dict[str, Any]
 
-REASONER, GATE, LATENT_POLICY, ADAPTER, DECODER = "reasoner", "gate", "latent_policy", "adapter", "decoder"
+REASONER = "reasoner"
+GATE = "gate"
+LATENT_POLICY = "latent_policy"
+ADAPTER = "adapter"
+DECODER = "decoder"
 OF_A_REASONER = (REASONER, GATE, LATENT_POLICY, DECODER)
 """Parts that a reasoner's checkpoint may have; that of a reward model (`latent_rm`) has others."""
 CARRIED = (DECODER,)
-"""Parts that no stage has to have: those of its start it leaves as they were, and computes nothing with."""
+"""Optional parts, which a stage passes on from its start as they are, and computes nothing with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +28,8 @@ class Part:
 
     Attributes:
         name: its key in the tree.
-        key: what its random start is drawn with.
-        init: key -> the part; {} where it has no parameters, and then it isn't there.
+        key: the random key of its start.
+        init: key -> the part; {} without parameters, and then the tree doesn't have it.
         trained_by: the sections of the stages whose optimizer changes it.
     """
 
@@ -35,29 +39,45 @@ class Part:
     trained_by: frozenset[str]
 
 
-def drawn(parts: Iterable[Part]) -> Params:
-    """Draw the parts at random, the same for the same keys."""
-    params = {part.name: part.init(part.key) for part in parts}
-    return {name: tree for name, tree in params.items() if name == REASONER or tree}
+def init_parts(parts: Iterable[Part]) -> Params:
+    """Initialise the parts at random; the same keys give the same parts."""
+    params = {}
+    for part in parts:
+        # A part without parameters has no place in the tree.
+        tree = part.init(part.key)
+        if tree or part.name == REASONER:
+            params[part.name] = tree
+    return params
 
 
-def lacking(params: Mapping[str, Any], rest: Params) -> Params:
-    """Return what of `rest` is not found: whole parts, and modules of a part that is there (a reasoner's projector)."""
-    return {
-        name: {key: tree for key, tree in part.items() if key not in params.get(name, {})}
-        for name, part in rest.items()
-        if name not in params or part.keys() - params[name].keys()
-    }
+def find_missing(params: Mapping[str, Any], complete: Params) -> Params:
+    """Return the parts of `complete` that `params` lacks, and missing modules of its parts (a reasoner's projector)."""
+    missing = {}
+    for name, part in complete.items():
+        # A part that is there may still lack modules.
+        found = params.get(name, {})
+        modules = {}
+        for key, tree in part.items():
+            if key not in found:
+                modules[key] = tree
+        if modules or name not in params:
+            missing[name] = modules
+    return missing
 
 
-def carried(params: Mapping[str, Any]) -> Params:
-    """Return the parts that are carried along."""
+def carried_parts(params: Mapping[str, Any]) -> Params:
+    """Return the parts that a stage passes on as they are."""
     return {name: params[name] for name in CARRIED if name in params}
 
 
-def merged(params: Mapping[str, Any], rest: Params) -> Params:
-    """Merge what is found, and `rest` where nothing is, part by part and module by module."""
-    return {name: {**rest.get(name, {}), **params.get(name, {})} for name in {**rest, **params}}
+def merge_parts(params: Mapping[str, Any], rest: Params) -> Params:
+    """Merge `params` over `rest`, part by part and module by module."""
+    merged = dict(rest)
+    for name, part in params.items():
+        modules = dict(rest.get(name, {}))
+        modules.update(part)
+        merged[name] = modules
+    return merged
 
 
 def reads(name: str, function: Callable) -> Callable:
@@ -71,9 +91,13 @@ def reads(name: str, function: Callable) -> Callable:
 
 def writes(name: str, function: Callable) -> Callable:
     """Turn a function that changes one part's parameters into one of the whole tree."""
-    return lambda params: {**params, name: function(params[name])}
+
+    def of_tree(params):
+        return {**params, name: function(params[name])}
+
+    return of_tree
 
 
-def detached(params: Params, name: str) -> Params:
-    """Return the parameters, no gradient reaching those of one part."""
+def detach(params: Params, name: str) -> Params:
+    """Return the parameters such that no gradient reaches those of one part."""
     return {**params, name: jax.lax.stop_gradient(params[name])}

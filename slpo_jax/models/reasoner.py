@@ -17,7 +17,7 @@ from slpo_jax.models import xla_cpu
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import LAYERS, Backbone
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
-from slpo_jax.models.layers import updated
+from slpo_jax.models.layers import add_low_rank
 from slpo_jax.models.likelihood import without_tokens
 from slpo_jax.models.llama import LLAMAS, Llama, LlamaConfig
 from slpo_jax.models.parts import REASONER, reads, writes
@@ -26,11 +26,14 @@ from slpo_jax.settings import Checked, setting
 Params = Any
 BACKBONE = "backbone"
 BackboneConfig = GPT2Config | LlamaConfig
-BACKBONES: dict[str, type[BackboneConfig]] = {GPT2Config.model_type: GPT2Config, **LLAMAS}
+BACKBONES: dict[str, type[BackboneConfig]] = {
+    GPT2Config.model_type: GPT2Config,
+    **LLAMAS,
+}
 
 
 class LatentLaw(NamedTuple):
-    """The law of the next latent by a head: its mean or, with a standard deviation, a diagonal Gaussian.
+    """A head's law of the next latent: its mean or, with a standard deviation, a diagonal Gaussian.
 
     Attributes:
         mean, std: float32 [B, L, D], in multiples of `Reasoner.unit`; std is 0 where the head has none.
@@ -55,14 +58,19 @@ class LatentReasoner(nn.Module):
 
     def initialise(self, tokens_BL):
         """Touch every parameter once."""
-        hidden_BLD, _ = self.backbone(self.backbone.embed(tokens_BL), tokens_BL, tokens_BL >= 0)
+        inputs_BLD = self.backbone.embed(tokens_BL)
+        hidden_BLD, _ = self.backbone(
+            inputs_BLD,
+            tokens_BL,
+            tokens_BL >= 0,
+        )
         return self.transition(hidden_BLD), self.backbone.logits(hidden_BLD)
 
 
 class StepProjector(nn.Module):
     """Linear, GroupNorm, GELU, Linear, GroupNorm of one group; in float32, each step by itself.
 
-    It is from the code of a step of a written solution to the latent that stands for it (ReGuLaR, Wang et al., 2026).
+    It maps the code of a step of a written solution to the latent that stands for it (ReGuLaR, Wang et al., 2026).
 
     Attributes:
         width: D.
@@ -73,10 +81,13 @@ class StepProjector(nn.Module):
     @nn.compact
     def __call__(self, code_ND):
         draw = nn.initializers.xavier_uniform()
-        groups = math.gcd(32, max(1, self.width // 8))  # of 1280 channels 32; one alone would be 0
+        # 1280 channels have 32 groups; no group may be one channel, whose norm would always be 0.
+        groups = math.gcd(32, max(1, self.width // 8))
         x_ND = nn.Dense(self.width, kernel_init=draw)(code_ND.astype(jnp.float32))
-        x_ND = nn.gelu(nn.GroupNorm(groups, epsilon=1e-5)(x_ND), approximate=False)
-        return nn.GroupNorm(1, epsilon=1e-5)(nn.Dense(self.width, kernel_init=draw)(x_ND))
+        x_ND = nn.GroupNorm(groups, epsilon=1e-5)(x_ND)
+        x_ND = nn.gelu(x_ND, approximate=False)
+        x_ND = nn.Dense(self.width, kernel_init=draw)(x_ND)
+        return nn.GroupNorm(1, epsilon=1e-5)(x_ND)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +107,11 @@ class Reasoner:
         log_probs: (params, hidden_BLD, tokens_BL, asked_BL, likeliest) -> (float32 [B, L], int [B, L] or None); see
             `models.likelihood.token_log_probs`.
         stacked: params -> params as programs read them; where layers are a loop, those of all layers as one, once a
-            program and not in each pass. Their gradient is that of what was given.
+            program and not in each pass. Their gradient is that of the given ones.
         cast: params -> params as loops without a gradient read them; see `_cast`.
         empty_cache: (rows, slots) -> KVCache.
         gaussian: whether the law has a standard deviation.
-        unit: what the law's numbers are multiplied by in a latent.
+        unit: the factor from the law's numbers to a latent.
     """
 
     config: BackboneConfig
@@ -126,11 +137,19 @@ class Reasoner:
 
     def in_tree(self, part: str = REASONER) -> "Reasoner":
         """Return the reasoner as functions of the whole parameter tree, but for `init`."""
-        names = ("forward", "trace", "embed", "transition", "logits", "logits_of", "log_probs")
-        bound: dict[str, Any] = {name: reads(part, getattr(self, name)) for name in names}
-        bound["law"] = self.law and reads(part, self.law)
-        bound |= {name: writes(part, getattr(self, name)) for name in ("stacked", "cast")}
-        return dataclasses.replace(self, **bound)
+        return dataclasses.replace(
+            self,
+            forward=reads(part, self.forward),
+            trace=reads(part, self.trace),
+            embed=reads(part, self.embed),
+            transition=reads(part, self.transition),
+            logits=reads(part, self.logits),
+            logits_of=reads(part, self.logits_of),
+            log_probs=reads(part, self.log_probs),
+            law=None if self.law is None else reads(part, self.law),
+            stacked=writes(part, self.stacked),
+            cast=writes(part, self.cast),
+        )
 
     def never_saying(self, tokens: tuple[int, ...]) -> "Reasoner":
         """Return the reasoner for which these tokens have the probability 0; `logits_of` gives theirs all the same."""
@@ -140,43 +159,74 @@ class Reasoner:
         def logits(params, hidden_BLD):
             return without_tokens(self.logits(params, hidden_BLD), tokens)
 
-        return dataclasses.replace(self, logits=logits, log_probs=functools.partial(self.log_probs, impossible=tokens))
+        log_probs = functools.partial(self.log_probs, impossible=tokens)
+        return dataclasses.replace(self, logits=logits, log_probs=log_probs)
 
 
-def _stacked(config: BackboneConfig, params: Params) -> Params:
-    return params | {BACKBONE: Backbone.stacked(params[BACKBONE])} if config.scan_layers else params
+def _stack(config: BackboneConfig, params: Params) -> Params:
+    if not config.scan_layers:
+        return params
+    return {**params, BACKBONE: Backbone.stacked(params[BACKBONE])}
 
 
 def _cast(config: BackboneConfig, params: Params) -> Params:
     """Stack as `Reasoner.stacked`, and cast matrices to the activations' type, as every use takes them: once."""
 
     def cast(tree: Params, axes: int) -> Params:
-        return jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim >= axes else x, tree)
+        """Cast the arrays that have at least this number of axes."""
+
+        def cast_array(x):
+            return x.astype(config.dtype) if x.ndim >= axes else x
+
+        return jax.tree.map(cast_array, tree)
 
     layers = params[BACKBONE].get(LAYERS)
     if layers is None:
-        return _stacked(config, cast(params, 2))
-    return params | {BACKBONE: cast(params[BACKBONE], 2) | {LAYERS: cast(updated(layers), 3)}}
+        return _stack(config, cast(params, 2))
+
+    # In a stack of layers vectors have two axes and matrices three.
+    backbone_params = cast(params[BACKBONE], 2)
+    backbone_params[LAYERS] = cast(add_low_rank(layers), 3)
+    return {**params, BACKBONE: backbone_params}
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:
     """Return the pure functions of a reasoner module."""
 
+    config = module.backbone.config
+
     def method(name, *first):
-        return lambda params, *args, **kwargs: module.apply({"params": params}, *first, *args, **kwargs, method=name)
+        def call(params, *args, **kwargs):
+            variables = {"params": params}
+            return module.apply(
+                variables,
+                *first,
+                *args,
+                **kwargs,
+                method=name,
+            )
+
+        return call
+
+    def of_backbone(name):
+        return method("of_backbone", name)
 
     def init(key):
-        return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")["params"]
+        token_11 = jnp.zeros((1, 1), jnp.int32)
+        return module.init(key, token_11, method="initialise")["params"]
 
-    names = ("trace", "embed", "logits", "logits_of", "log_probs")
     return Reasoner(
-        config=module.backbone.config,
+        config=config,
         init=init,
-        forward=method("of_backbone", "__call__"),
-        **{name: method("of_backbone", name) for name in names},
+        forward=of_backbone("__call__"),
+        trace=of_backbone("trace"),
+        embed=of_backbone("embed"),
+        logits=of_backbone("logits"),
+        logits_of=of_backbone("logits_of"),
+        log_probs=of_backbone("log_probs"),
         transition=method("transition"),
-        stacked=functools.partial(_stacked, module.backbone.config),
-        cast=functools.partial(_cast, module.backbone.config),
+        stacked=functools.partial(_stack, config),
+        cast=functools.partial(_cast, config),
         empty_cache=module.backbone.empty_cache,
         law=method("law") if hasattr(module, "law") else None,
         gaussian=getattr(module, "gaussian", False),
@@ -186,7 +236,8 @@ def as_functions(module: LatentReasoner) -> Reasoner:
 
 def vocabulary_rows(tree: Params) -> int:
     """Count the token embeddings in a backbone's parameters."""
-    return next(tree[name].shape[0] for name in ("wte", "embed_tokens") if name in tree)
+    table = tree["wte"] if "wte" in tree else tree["embed_tokens"]
+    return table.shape[0]
 
 
 def backbone(config: BackboneConfig) -> Backbone:
@@ -195,17 +246,21 @@ def backbone(config: BackboneConfig) -> Backbone:
 
 
 def activation_type(name: str) -> Any:
-    """Return the jax type that `ModelConfig.dtype` stands for, on the devices that there are."""
+    """Return the jax type that `ModelConfig.dtype` stands for on these devices."""
     if name == "auto":
         name = "float32" if xla_cpu.on_cpu() else "bfloat16"
     return jax.numpy.dtype(name)
 
 
 def is_loop(scan_layers: bool | None, layers: int) -> bool:
-    """Tell whether layers are a loop, as `ModelConfig.scan_layers` says: a program of 12 that aren't takes a TPU's
-    compiler 20 minutes. XLA:CPU copies each layer's parameters out of those of all in every pass, and compiles in one.
+    """Return whether layers are a loop, as `ModelConfig.scan_layers` says.
+
+    A program of 12 layers that are not a loop takes a TPU's compiler 20 minutes. XLA:CPU would copy each layer's
+    parameters out of those of all in every pass, and compiles without a loop in one minute.
     """
-    return layers > 1 and not xla_cpu.on_cpu() if scan_layers is None else scan_layers
+    if scan_layers is not None:
+        return scan_layers
+    return layers > 1 and not xla_cpu.on_cpu()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +293,11 @@ class ModelConfig(Checked):
     rope_theta: float = setting(10_000.0, above=0)
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
-    scale: float | None = setting(None, above=0, note="None: the published one")
+    scale: float | None = setting(
+        None,
+        above=0,
+        note="None: the published one",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     remat: bool = False
     scan_layers: bool | None = setting(None, note="None: on accelerators")

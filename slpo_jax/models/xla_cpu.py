@@ -1,7 +1,7 @@
-"""Forms in which XLA's compiler for CPUs is faster, or takes less memory. No other module asks where a program runs.
+"""Forms that XLA's compiler for CPUs makes faster, or smaller. No other module asks where a program runs.
 
-Each function says what it computes, in the plain form that accelerators get; on a CPU it is what `cpu_NAME` makes: its
-operations have that name. What each gains is in docs/speed.md.
+Each function states its result in the plain form that accelerators get; on a CPU `cpu_NAME` computes it, and its
+operations have that name. docs/speed.md has the gain of each.
 """
 
 import contextlib
@@ -11,24 +11,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_BLOCK = 32  # columns that are moved together
+# The columns that are moved together.
+_BLOCK = 32
 _made_for: list[str] = []
 
 
 def on_cpu() -> bool:
     """Return whether programs are made for a CPU."""
-    return (_made_for[-1] if _made_for else jax.default_backend()) == "cpu"
+    if _made_for:
+        return _made_for[-1] == "cpu"
+    return jax.default_backend() == "cpu"
 
 
 @contextlib.contextmanager
 def made_for(platform: str) -> Iterator[None]:
-    """Have what is traced within made for another platform than the one that it is traced on.
+    """Trace programs for another platform than the one that they are traced on.
 
     Args:
         platform: as jax calls it: "cpu", "gpu" or "tpu".
     """
     _made_for.append(platform)
-    jax.clear_caches()  # of what was traced for the other
+    # Programs that were traced for the other platform must not be found.
+    jax.clear_caches()
     try:
         yield
     finally:
@@ -37,84 +41,105 @@ def made_for(platform: str) -> Iterator[None]:
 
 
 def after(first: jax.Array, tree: Any) -> Any:
-    """Return the arrays, on a CPU known only once `first` is, so that a backward pass makes again, and doesn't keep,
-    what it makes of them; elsewhere `made_again` sees to that.
+    """Return the arrays, on a CPU known only once `first` is.
+
+    So a backward pass recomputes the results that depend on them instead of keeping those; elsewhere `remat_but` sees
+    to that.
 
     Args:
         first: float, of any shape.
         tree: of floats. On a CPU their last bit is set where `first` begins with NaN.
     """
-    if first.size == 0:
+    if first.size == 0 or not on_cpu():
         return tree
-    return cpu_after(first[(0,) * first.ndim], tree) if on_cpu() else tree
+    begins = first[(0,) * first.ndim]
+    return cpu_after(begins, tree)
 
 
 @jax.custom_jvp
 @jax.named_scope("cpu_after")
 def cpu_after(begins: jax.Array, tree: Any) -> Any:
-    """Make the tree's bits depend on a cotangent. XLA:CPU drops barriers, and then keeps from the forward pass what the
-    backward pass makes again of the same values, or makes it of many layers before it comes to the first of them. Nor
-    can it take back their rounding: it keeps float32 for what is rounded and cast up again.
+    """Make the tree's bits depend on a cotangent.
+
+    XLA:CPU drops barriers. It then keeps the forward pass's results where the backward pass recomputes the same values,
+    or recomputes many layers before it comes to the first of them. With these bits it can't undo a rounding either: it
+    keeps float32 for a value that is rounded and cast up again.
     """
 
-    def bits_after(x: jax.Array) -> jax.Array:
+    def set_bit(x: jax.Array) -> jax.Array:
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         bits = jax.lax.bitcast_convert_type(x, unsigned)
-        return jax.lax.bitcast_convert_type(bits | (begins != begins).astype(unsigned), x.dtype)
+        # The bit is 0 but for NaN, which no compiler may assume away.
+        is_nan = begins != begins
+        bits = bits | is_nan.astype(unsigned)
+        return jax.lax.bitcast_convert_type(bits, x.dtype)
 
-    return jax.tree.map(bits_after, tree)
+    return jax.tree.map(set_bit, tree)
 
 
 @cpu_after.defjvp
 def _cpu_after_jvp(primals, tangents):
     """Use the identity's derivative: that of a cast to bits would be 0."""
-    return cpu_after(*primals), tangents[1]
+    _, tree_tangent = tangents
+    return cpu_after(*primals), tree_tangent
 
 
-def remade(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a block's function. On a CPU a backward pass keeps its arguments alone, and it has no forward-mode
-    derivative; elsewhere `made_again` sees to that.
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Recompute a part of a block in the backward pass, on a CPU; elsewhere `remat_but` sees to that.
+
+    On a CPU a backward pass keeps the arguments alone, and the part has no forward-mode derivative.
     """
 
     def call(*args):
-        return (_remade(function) if on_cpu() else function)(*args)
+        if on_cpu():
+            return _remat(function)(*args)
+        return function(*args)
 
     return call
 
 
-def made_again(block: Callable[..., Any], kept: str) -> Callable[..., Any]:
-    """Return a block of which a backward pass keeps the arguments and what has this name (`jax.checkpoint`'s policy).
+def remat_but(block: Callable[..., Any], kept: str) -> Callable[..., Any]:
+    """Recompute a block in the backward pass, but for its arguments and the arrays named `kept`.
 
-    On a CPU it is the block, as XLA:CPU drops the barriers of `jax.checkpoint`.
+    On a CPU it is the block itself, as XLA:CPU drops the barriers of `jax.checkpoint`; see `remat`.
     """
-    return block if on_cpu() else jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names(kept))
+    if on_cpu():
+        return block
+    policy = jax.checkpoint_policies.save_only_these_names(kept)
+    return jax.checkpoint(block, policy=policy)
 
 
-def _remade(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Remake by `after`, as XLA:CPU drops the barriers of `jax.checkpoint`."""
+def _remat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Recompute a function in the backward pass by `after`."""
     call = jax.custom_vjp(function)
+
+    def forward(*args):
+        return function(*args), args
 
     def backward(args, g):
         _, pull = jax.vjp(function, *after(g, args))
         return pull(g)
 
-    call.defvjp(lambda *args: (function(*args), args), backward)
+    call.defvjp(forward, backward)
     return call
 
 
 def fewer(rows: int) -> int:
-    """Return the rows that a loop multiplies at once: on a CPU an eighth, enough, and fewer are made for nothing."""
+    """Return the rows that a loop multiplies at once: an eighth is enough on a CPU, and wastes fewer."""
     return rows // 8 if on_cpu() else rows
 
 
 def asked_for(dtype: Any) -> Any:
-    """Return the type to ask of products, before they are rounded: XLA:CPU would cast up what it rounded."""
+    """Return the type to ask of products, before they are rounded: XLA:CPU would round them and cast them up again."""
     return jnp.float32 if on_cpu() else dtype
 
 
 def summed_last(x: jax.Array, axes: str) -> tuple[jax.Array, str]:
     """Return an array [.., N, D] of a product that sums over N, and its axes as they are laid out."""
-    return (cpu_transposed(x), axes[:-2] + axes[:-3:-1]) if on_cpu() else (x, axes)
+    if not on_cpu():
+        return x, axes
+    swapped = axes[-1] + axes[-2]
+    return cpu_transposed(x), axes[:-2] + swapped
 
 
 @jax.named_scope("cpu_transposed")
@@ -126,33 +151,64 @@ def cpu_transposed(x: jax.Array) -> jax.Array:
     """
     *leading, rows, columns = x.shape
     blocks = -(-columns // _BLOCK)
-    x = jnp.pad(x, (*((0, 0) for _ in leading), (0, 0), (0, blocks * _BLOCK - columns)))
-    x = jax.lax.optimization_barrier(x.reshape(*leading, rows, blocks, _BLOCK).swapaxes(-3, -2))
-    x = jax.lax.optimization_barrier(x.swapaxes(-2, -1))
-    return x.reshape(*leading, blocks * _BLOCK, rows)[..., :columns, :]
+    widths = [(0, 0)] * x.ndim
+    widths[-1] = (0, blocks * _BLOCK - columns)
+    x = jnp.pad(x, widths)
+
+    # The first copy puts blocks before rows, the second transposes within each block.
+    x = x.reshape(*leading, rows, blocks, _BLOCK)
+    x = x.swapaxes(-3, -2)
+    x = jax.lax.optimization_barrier(x)
+    x = x.swapaxes(-2, -1)
+    x = jax.lax.optimization_barrier(x)
+    x = x.reshape(*leading, blocks * _BLOCK, rows)
+    return x[..., :columns, :]
 
 
-def remade_after(made: Any, condition: jax.Array, remake: Callable[[Any], Any], old: Any, new: Any) -> Any:
-    """Return `new`, which is remake(old), where `old` is read by what makes `made` too.
+def recompute_after(
+    made: Any,
+    condition: jax.Array,
+    compute: Callable[[Any], Any],
+    old: Any,
+    new: Any,
+) -> Any:
+    """Return `new`, which is compute(old), where `made` is computed from `old` too.
 
     Args:
         made: arrays of numbers.
-        condition: bool; whether anybody looks at what is returned.
+        condition: bool; whether the result is used.
     """
-    return remake(cpu_once_made(made, condition, old)) if on_cpu() else new
+    if not on_cpu():
+        return new
+    return compute(cpu_once_made(made, condition, old))
 
 
 @jax.named_scope("cpu_once_made")
 def cpu_once_made(made: Any, condition: jax.Array, old: Any) -> Any:
     """Return `old`, known only once all of `made` is.
 
-    XLA:CPU makes parameters and moments in loops of their own, and all of them read the old moments. So it would make
-    the new ones once, in fresh memory, and copy them; SmolLM2's step would need a fifth more. Made twice, the second
-    time from what is returned, they are made in place.
+    XLA:CPU computes parameters and moments in loops of their own, and all of them read the old moments. So it would
+    compute the new ones once, in fresh memory, and copy them; SmolLM2's step would need a fifth more. Computed twice,
+    the second time from this function's result, they are written in place.
     """
 
-    def first(tree):
-        return sum(x[(slice(1),) * x.ndim].sum(dtype=jnp.float32) for x in jax.tree.leaves(tree))
+    def sum_first(tree):
+        total = 0
+        for x in jax.tree.leaves(tree):
+            first = x[(slice(1),) * x.ndim]
+            total += first.sum(dtype=jnp.float32)
+        return total
 
-    is_known = condition & ~jnp.isnan(jax.lax.cond(condition, first, lambda tree: jnp.float32(0), made))
-    return jax.tree.map(lambda x: x * is_known.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x, old)
+    def zero(tree):
+        return jnp.float32(0)
+
+    # A number that can't be known before each array of `made` is.
+    first_sum = jax.lax.cond(condition, sum_first, zero, made)
+    is_known = condition & ~jnp.isnan(first_sum)
+
+    def multiply(x):
+        if not jnp.isdtype(x.dtype, "real floating"):
+            return x
+        return x * is_known.astype(x.dtype)
+
+    return jax.tree.map(multiply, old)

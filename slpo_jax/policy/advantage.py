@@ -27,11 +27,18 @@ def rloo(rewards_G: jax.Array, counts_G: jax.Array | None = None) -> jax.Array:
         [G], without gradient.
     """
     chex.assert_rank(rewards_G, 1)
+    # The mean of the others that count, of which there may be none.
     if counts_G is not None:
-        count, total = counts_G.sum(), jnp.sum(rewards_G, where=counts_G)
-        others_G = (total - rewards_G) / jnp.maximum(count - 1, 1)
-        return jax.lax.stop_gradient(jnp.where(counts_G & (count > 1), rewards_G - others_G, 0.0))
-    others_G = (rewards_G.sum() - rewards_G) / (rewards_G.shape[0] - 1)
+        count = counts_G.sum()
+        sum_of_others_G = jnp.sum(rewards_G, where=counts_G) - rewards_G
+        others_G = sum_of_others_G / jnp.maximum(count - 1, 1)
+        has_advantage_G = counts_G & (count > 1)
+        advantages_G = jnp.where(has_advantage_G, rewards_G - others_G, 0.0)
+        return jax.lax.stop_gradient(advantages_G)
+
+    (group,) = rewards_G.shape
+    sum_of_others_G = rewards_G.sum() - rewards_G
+    others_G = sum_of_others_G / (group - 1)
     return jax.lax.stop_gradient(rewards_G - others_G)
 
 
@@ -45,18 +52,23 @@ def grpo(rewards_G: jax.Array, counts_G: jax.Array | None = None) -> jax.Array:
         [G], without gradient.
     """
     chex.assert_rank(rewards_G, 1)
+    # The moments of those that count, of which there may be none.
     if counts_G is not None:
         count = counts_G.sum()
-        away_G = jnp.where(counts_G, rewards_G - jnp.sum(rewards_G, where=counts_G) / jnp.maximum(count, 1), 0.0)
-        deviation = jnp.sqrt(jnp.square(away_G).sum() / jnp.maximum(count - 1, 1))
-        return jax.lax.stop_gradient(away_G / (deviation + 1e-4))
-    return jax.lax.stop_gradient((rewards_G - rewards_G.mean()) / (jnp.std(rewards_G, ddof=1) + 1e-4))
+        mean = jnp.sum(rewards_G, where=counts_G) / jnp.maximum(count, 1)
+        offsets_G = jnp.where(counts_G, rewards_G - mean, 0.0)
+        variance = jnp.square(offsets_G).sum() / jnp.maximum(count - 1, 1)
+        return jax.lax.stop_gradient(offsets_G / (jnp.sqrt(variance) + 1e-4))
+
+    offsets_G = rewards_G - rewards_G.mean()
+    std = jnp.std(rewards_G, ddof=1)
+    return jax.lax.stop_gradient(offsets_G / (std + 1e-4))
 
 
 def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Array:
-    """Of a group with positive advantages only the likeliest of them, the others 0; of one without as they are.
+    """Keep only the likeliest of a group's positive advantages, the others being 0; without one, keep them all.
 
-    Latent-GRPO's, of the first choices: rollouts of a prompt draw these from one and the same distribution.
+    Latent-GRPO does so with the first choices: rollouts of a prompt draw these from one and the same distribution.
 
     Args:
         advantages_G: float [G].
@@ -64,17 +76,21 @@ def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Arra
     """
     chex.assert_equal_shape([advantages_G, likelihoods_G])
     positive_G = advantages_G > 0
-    best = jnp.argmax(jnp.where(positive_G, likelihoods_G, -jnp.inf))
-    kept_G = jnp.where(jnp.arange(advantages_G.size) == best, advantages_G, 0.0)
+    candidates_G = jnp.where(positive_G, likelihoods_G, -jnp.inf)
+    best = jnp.argmax(candidates_G)
+    is_best_G = jnp.arange(advantages_G.size) == best
+    kept_G = jnp.where(is_best_G, advantages_G, 0.0)
     return jnp.where(positive_G.any(), kept_G, advantages_G)
 
 
-def pkpo(rewards_G: jax.Array, counts_G: jax.Array | None = None, *, k: int) -> jax.Array:
-    """Advantages whose policy gradient is that of the expected best of k rollouts, by PKPO's eq. 33
-    (Walder and Karkhanis, 2025); with rewards 0 and 1 that of Pass@k.
+def pkpo(
+    rewards_G: jax.Array, counts_G: jax.Array | None = None, *, k: int
+) -> jax.Array:
+    """Advantages whose policy gradient is that of the expected best of k rollouts; with rewards 0 and 1 that of Pass@k.
 
-    What a rollout adds to the best reward of k - 1 others, in the mean over all subsets: 0 for the worst ones and where
-    all are equal. So a solved problem is left alone, with sampled answers as with greedy ones.
+    By PKPO's eq. 33 (Walder and Karkhanis, 2025): the gain of a rollout over the best reward of k - 1 others, in the
+    mean over all subsets; 0 for the worst ones and where all are equal. So a solved problem is left alone, with sampled
+    answers as with greedy ones.
 
     Args:
         rewards_G: float [G].
@@ -84,17 +100,39 @@ def pkpo(rewards_G: jax.Array, counts_G: jax.Array | None = None, *, k: int) -> 
         [G], without gradient.
     """
     chex.assert_rank(rewards_G, 1)
-    group = rewards_G.shape[0]
-    best_G = np.array([math.comb(j, k - 2) / math.comb(group, k) for j in range(group)], np.float32)  # of k - 1 others
+    (group,) = rewards_G.shape
+    ranked_G = jnp.sort(rewards_G)
+    best_G = jnp.asarray(_best_of_others(group, group, k))
+
+    # Those that don't count rank above all others, where nothing is gained over them.
     if counts_G is not None:
-        table = np.zeros((group + 1, group), np.float32)  # the same by how many count
-        for count in range(k, group + 1):
-            table[count] = [math.comb(j, k - 2) / math.comb(count, k) for j in range(group)]
-        counted_G = jnp.asarray(table)[counts_G.sum()]
-        above_GG = jnp.maximum(rewards_G[:, None] - jnp.sort(jnp.where(counts_G, rewards_G, jnp.inf))[None], 0.0)
-        return jax.lax.stop_gradient(jnp.where(counts_G, jnp.sum(above_GG * counted_G[None], axis=1), 0.0))
-    added_GG = jnp.maximum(rewards_G[:, None] - jnp.sort(rewards_G)[None], 0.0)
-    return jax.lax.stop_gradient(jnp.sum(added_GG * best_G[None], axis=1))
+        ranked_G = jnp.sort(jnp.where(counts_G, rewards_G, jnp.inf))
+        rows = [_best_of_others(count, group, k) for count in range(group + 1)]
+        best_G = jnp.asarray(np.stack(rows))[counts_G.sum()]
+
+    # The gain of each rollout over the reward of each rank.
+    gains_GG = jnp.maximum(
+        rewards_G[:, None] - ranked_G[None],
+        0.0,
+    )
+    advantages_G = jnp.sum(
+        gains_GG * best_G[None],
+        axis=1,
+    )
+    if counts_G is not None:
+        advantages_G = jnp.where(counts_G, advantages_G, 0.0)
+    return jax.lax.stop_gradient(advantages_G)
+
+
+def _best_of_others(count: int, group: int, k: int) -> np.ndarray:
+    """Return float32 [G]: the share of k of `count` in which the others' best has each rank, from the lowest."""
+    shares_G = np.zeros(group, np.float32)
+    if count < k:
+        return shares_G
+    subsets = math.comb(count, k)
+    for rank in range(group):
+        shares_G[rank] = math.comb(rank, k - 2) / subsets
+    return shares_G
 
 
 AdvantageName = Literal["rloo", "grpo", "pkpo"]
@@ -103,4 +141,4 @@ ADVANTAGES: dict[AdvantageName, Callable[[int], Advantage]] = {
     "grpo": lambda k: grpo,
     "pkpo": lambda k: functools.partial(pkpo, k=k),
 }
-"""By name, how an advantage is made of k, which only PKPO's read."""
+"""By name: k -> the advantage. Only PKPO's reads k."""

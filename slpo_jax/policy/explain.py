@@ -1,6 +1,6 @@
-"""Readings of thoughts: when they would stop, what latents are near to, and what SIM-CoT's decoder says.
+"""Readings of thoughts: the chance to stop at each latent, the tokens near to it, and its text by SIM-CoT's decoder.
 
-That decoder (Wei et al., 2025) says latents in words, where it was kept.
+That decoder (Wei et al., 2025) puts latents into words, where it was kept.
 """
 
 import dataclasses
@@ -11,17 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.models.parts import DECODER
-from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone, vocabulary_rows
+from slpo_jax.models.reasoner import (
+    BackboneConfig,
+    LatentReasoner,
+    Reasoner,
+    as_functions,
+    backbone,
+    vocabulary_rows,
+)
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.policy import Policy, Prompts
 
 READS = "reads"
 """In a kept model's part, int [2]: the latents of one thought, and the position of the first of them."""
-MOST = 64  # tokens of a thought's text
-NEAREST = 5  # tokens of a latent
+# The most tokens of a thought's text.
+MOST = 64
+# The number of tokens that a latent is compared with.
+NEAREST = 5
 
 Reads = tuple[int, int]
-"""`READS`, known to a program that is compiled."""
+"""`READS` as static numbers of a compiled program."""
 
 
 def decoder_of(config: BackboneConfig, params: Any) -> Reasoner:
@@ -32,18 +41,22 @@ def decoder_of(config: BackboneConfig, params: Any) -> Reasoner:
         params: all parts.
     """
     rows = vocabulary_rows(params[DECODER]["backbone"])
-    return as_functions(LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows)))).in_tree(DECODER)
+    shapes = dataclasses.replace(config, vocab_size=rows)
+    decoder = as_functions(LatentReasoner(backbone(shapes)))
+    return decoder.in_tree(DECODER)
 
 
 def reads_of(params: Any) -> Reads | None:
-    """Return how a kept decoder reads; None where none was kept."""
+    """Return `READS` of a kept decoder; None where none was kept."""
     if READS not in params.get(DECODER, {}):
         return None
     latents, first = np.asarray(params[DECODER][READS]).tolist()
     return latents, first
 
 
-def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -> jax.Array:
+def explain(
+    policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads
+) -> jax.Array:
     """Decode each thought, the likeliest token at every place, in the reasoner's embeddings.
 
     Args:
@@ -54,28 +67,62 @@ def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -
         int32 [N, S, L], of S = T // `latents` thoughts, texts up to and including eos, then pad; those of a thought
         after the last latent mean nothing.
     """
-    (count, first), (rows, steps, width) = reads, latents_NTD.shape
-    thoughts, decoder = steps // count, decoder_of(policy.reasoner.config, params)
+    count, first = reads
+    rows, steps, width = latents_NTD.shape
+    thoughts = steps // count
+    decoder = decoder_of(policy.reasoner.config, params)
     slots = min(MOST, decoder.config.n_positions - first - count)
-    z_RCD = latents_NTD[:, : thoughts * count].reshape(rows * thoughts, count, width)
-    places_RC = jnp.broadcast_to(first + jnp.arange(count), z_RCD.shape[:2])
-    cache = decoder.empty_cache(rows * thoughts, count + cache_sizes(slots)[0])
-    hidden_RCD, cache = decoder.forward(params, z_RCD, places_RC, jnp.ones(places_RC.shape, bool), cache=cache)
+
+    # Feed each thought's latents to the decoder, one thought a row.
+    latents_RCD = latents_NTD[:, : thoughts * count]
+    latents_RCD = latents_RCD.reshape(rows * thoughts, count, width)
+    places_RC = jnp.broadcast_to(
+        first + jnp.arange(count),
+        latents_RCD.shape[:2],
+    )
+    cache = decoder.empty_cache(
+        rows * thoughts,
+        count + cache_sizes(slots)[0],
+    )
+    hidden_RCD, cache = decoder.forward(
+        params,
+        latents_RCD,
+        places_RC,
+        jnp.ones(places_RC.shape, bool),
+        cache=cache,
+    )
+
+    # The decoder then answers as a policy without an end marker does, token by token.
+    greedy = policy.without_noise().having(
+        closing_ids=(),
+        banned_ids=(),
+        answer_slots=slots,
+    )
     speaker = dataclasses.replace(
-        policy.without_noise().having(closing_ids=(), banned_ids=(), answer_slots=slots),
+        greedy,
         reasoner=dataclasses.replace(decoder, embed=policy.reasoner.embed),
     )
-    before_R, unused_R = places_RC[:, -1] + 1, jnp.broadcast_to(jax.random.key(0), rows * thoughts)
-    tokens_RL = decode_answers(speaker, params, None, cache, count, before_R, unused_R, hidden_ND=hidden_RCD[:, -1])
+    before_R = places_RC[:, -1] + 1
+    unused_R = jnp.broadcast_to(jax.random.key(0), rows * thoughts)
+    tokens_RL = decode_answers(
+        speaker,
+        params,
+        None,
+        cache,
+        count,
+        before_R,
+        unused_R,
+        hidden_ND=hidden_RCD[:, -1],
+    )
     return tokens_RL.reshape(rows, thoughts, slots)
 
 
 def probe(
     policy: Policy, params: Any, prompts: Prompts, actions: Any, lengths_N: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Look at rollouts that were made without noise, one of each prompt.
+    """Read rollouts that were made without noise, one of each prompt.
 
-    The hidden states that made the latents come out of one pass over prompt and latents: h_t is the transition of the
+    One pass over prompt and latents has the hidden states that the latents came from: h_t is the transition of the
     state one position before it.
 
     Args:
@@ -88,11 +135,21 @@ def probe(
         rho_t [N, T], and the probabilities and ids [N, T, K] of the most probable tokens; from tau on they mean
         nothing.
     """
-    reasoner, latents_NTD = policy.reasoner, policy.latent_policy.feed(params, actions)
+    reasoner = policy.reasoner
+    latents_NTD = policy.latent_policy.feed(params, actions)
     steps = latents_NTD.shape[1]
-    inputs_NLD = jnp.concatenate([reasoner.embed(params, prompts.tokens), latents_NTD], axis=1)
-    valid_NL = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_N[:, None]], axis=1)
-    hidden_NLD, _ = reasoner.forward(params, inputs_NLD, jnp.cumsum(valid_NL, axis=1) - 1, valid_NL)
-    logits_NTV = reasoner.logits(params, hidden_NLD[:, -steps - 1 : -1])
-    probability_NTK, token_NTK = jax.lax.top_k(jax.nn.softmax(logits_NTV), NEAREST)
-    return jax.nn.sigmoid(policy.latent_policy.stop_logits(params, actions)), probability_NTK, token_NTK
+
+    # Lay the fed latents behind the prompts, and run the model over both.
+    words_NPD = reasoner.embed(params, prompts.tokens)
+    inputs_NLD = jnp.concatenate([words_NPD, latents_NTD], axis=1)
+    is_fed_NT = jnp.arange(steps)[None] < lengths_N[:, None]
+    valid_NL = jnp.concatenate([prompts.valid, is_fed_NT], axis=1)
+    positions_NL = jnp.cumsum(valid_NL, axis=1) - 1
+    hidden_NLD, _ = reasoner.forward(params, inputs_NLD, positions_NL, valid_NL)
+
+    # The state one position before a latent predicts the tokens in its place.
+    before_NTD = hidden_NLD[:, -steps - 1 : -1]
+    law_NTV = jax.nn.softmax(reasoner.logits(params, before_NTD))
+    probability_NTK, token_NTK = jax.lax.top_k(law_NTV, NEAREST)
+    stop_NT = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, actions))
+    return stop_NT, probability_NTK, token_NTK

@@ -19,22 +19,22 @@ Stopping = Literal["sample", "threshold", "length"]
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """The way to think and to answer.
+    """How to think and to answer.
 
     Attributes:
         max_latents: T; 0 is explicit text alone.
         answer_slots: A; at most A tokens are generated, the end-of-sequence token included.
-        closing_ids: of the marker between thought and answer, all of which are fed; () is none, and the first answer
-            token comes out of the thought's last position.
+        closing_ids: of the marker between thought and answer, all of which are fed; () is none, and the thought's last
+            position predicts the first answer token.
         eos_ids: of the tokens that end an answer, each of them; the first stands for all where texts are read.
-        pad_id: of what follows the end.
+        pad_id: of the token that fills the slots after the end.
         dropout_rate: p; 0 is without dropout.
         dropout_where: see `noise.DropoutConfig`.
         latent_policy_noise: whether the latent policy draws with its own noise, where it has any.
         stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
             "length" (a given number of latents a row).
         temperature: of the answer tokens; 0 is greedy.
-        top_k, top_p: what is left to sample from, see `noise.most_likely`.
+        top_k, top_p: truncation of the sampled law, see `noise.most_likely`.
         banned_ids: tokens that are never generated.
     """
 
@@ -65,7 +65,7 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What thinks, answers and is scored; static, known when a program is traced.
+    """A model, the law of its thought and its rollouts; static, known when a program is traced.
 
     Attributes:
         reasoner: the model.
@@ -94,11 +94,16 @@ class Policy:
 
     def having(self, **changes) -> "Policy":
         """Return the policy with changes of its `RolloutConfig`."""
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
+        config = dataclasses.replace(self.config, **changes)
+        return dataclasses.replace(self, config=config)
 
     def without_noise(self) -> "Policy":
         """Return the deterministic policy: no dropout, no noise of the latent policy's, and greedy answers."""
-        return self.having(dropout_rate=0.0, latent_policy_noise=False, temperature=0.0)
+        return self.having(
+            dropout_rate=0.0,
+            latent_policy_noise=False,
+            temperature=0.0,
+        )
 
 
 @struct.dataclass
@@ -107,7 +112,7 @@ class Prompts:
 
     Attributes:
         packed_slots: if not 0, the prompts of one device's batch (or micro-batch) are encoded end to end, in one row of
-            so many slots, which have to be enough for all their tokens: see `data.batches.end_to_end`.
+            this number of slots, enough for all their tokens: see `data.batches.end_to_end`.
     """
 
     tokens: Any
@@ -127,8 +132,8 @@ class PromptedBatch:
     Attributes:
         prompts: of B rows.
         references: encoded for the verifier, uint8 [B, R].
-        draws: int [B], what randomness is drawn by, see `data.batches.draw_numbers`; the remainder by the number
-            of problems is the problem.
+        draws: int [B], the numbers that keys are folded from, see `data.batches.draw_numbers`; the remainder by the
+            number of problems is the problem.
         answers: int [B, A], the reference answers' tokens up to and including eos, then pad; None where no objective
             asks for them.
     """
@@ -141,19 +146,31 @@ class PromptedBatch:
 
 def repeat_rows(tree, copies: int):
     """Repeat each row `copies` times in a row."""
-    return jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), tree)
+    return jax.tree.map(
+        lambda x: jnp.repeat(x, copies, axis=0),
+        tree,
+    )
 
 
-def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
+def encode_prompts(
+    reasoner: Reasoner, params, prompts: Prompts, dropout
+) -> tuple[jax.Array, KVCache]:
     """Prefill: return the hidden states [N, D] of the last prompt positions and the prompts' cache.
 
     Args:
         params: all parts.
     """
-    tokens, positions, packing = prompts.tokens, jnp.cumsum(prompts.valid, axis=1) - 1, None
+    tokens = prompts.tokens
+    positions = jnp.cumsum(prompts.valid, axis=1) - 1
+
+    # Packed, all prompts are one row.
+    packing = None
     if prompts.packed_slots:
-        packing = pack(prompts.valid, prompts.valid.shape[0], prompts.packed_slots)
-        tokens, positions, dropout = jax.tree.map(packing.packed, (tokens, positions, dropout))
+        rows = prompts.valid.shape[0]
+        packing = pack(prompts.valid, rows, prompts.packed_slots)
+        tokens = packing.pack(tokens)
+        positions = packing.pack(positions)
+        dropout = jax.tree.map(packing.pack, dropout)
     hidden_N1D, prefix = reasoner.forward(
         params,
         reasoner.embed(params, tokens),
@@ -166,27 +183,46 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
     return hidden_N1D[:, 0], prefix
 
 
-def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig) -> tuple[jax.Array, KVCache]:
+def encode_for_rollouts(
+    reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig
+) -> tuple[jax.Array, KVCache]:
     """Encode prompts for N/B rollouts each, a prompt's in a row: hidden states of N rows, a prefix of B or N.
 
     Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own, and vmap lets
-    them share what no noise has reached yet: embeddings and the first attention.
+    them share the arrays that no noise has reached yet: embeddings and the first attention.
     """
-    rows, rollouts = prompts.tokens.shape[0], keys_N.shape[0]
+    rows = prompts.tokens.shape[0]
+    rollouts = keys_N.shape[0]
 
     def encode(keys_B):
-        dropout = noise.prompt_dropout(keys_B, prompts.valid, config.dropout_rate, config.dropout_where)
+        dropout = noise.prompt_dropout(
+            keys_B, prompts.valid, config.dropout_rate, config.dropout_where
+        )
         return encode_prompts(reasoner, params, prompts, dropout)
 
+    # Without noise one encoding of a prompt serves all of its rollouts.
     if not noise.reaches_prompts(config.dropout_rate, config.dropout_where):
         hidden_BD, prefix = encode(keys_N[:rows])
         return repeat_to(hidden_BD, rollouts), prefix
-    axes = 0, reasoner.empty_cache(1, 1).rows_axes
-    encoded = jax.vmap(encode, in_axes=1, out_axes=jax.tree.map(lambda axis: axis + 1, axes))(keys_N.reshape(rows, -1))
-    axes = jax.tree.broadcast(axes, encoded)
-    return jax.tree.map(lambda x, axis: x.reshape(*x.shape[:axis], rollouts, *x.shape[axis + 2 :]), encoded, axes)
+
+    # Encode the prompts of each rollout, with the axis of rollouts behind that of prompts.
+    row_axes = (0, reasoner.empty_cache(1, 1).rows_axes)
+    rollout_axes = jax.tree.map(lambda axis: axis + 1, row_axes)
+    encode_all = jax.vmap(encode, in_axes=1, out_axes=rollout_axes)
+    encoded = encode_all(keys_N.reshape(rows, -1))
+
+    # Make one axis of the two.
+    def join_axes(x, axis):
+        return x.reshape(*x.shape[:axis], rollouts, *x.shape[axis + 2 :])
+
+    row_axes = jax.tree.broadcast(row_axes, encoded)
+    return jax.tree.map(join_axes, encoded, row_axes)
 
 
 def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
     """Repeat rows, [B, ..] -> [N, ..], each N/B times in a row."""
-    return jnp.repeat(x_B, rollouts // x_B.shape[0], axis=0)
+    return jnp.repeat(
+        x_B,
+        rollouts // x_B.shape[0],
+        axis=0,
+    )

@@ -32,7 +32,7 @@ from slpo_jax.io.orbax import params_digest
 from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
-from slpo_jax.policy.scorers import PART, SCORERS, begun
+from slpo_jax.policy.scorers import PART, SCORERS, init_reward_model
 from slpo_jax.run.experiment import Experiment, reported_settings, rows
 from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import (
@@ -101,7 +101,7 @@ def _reward_model(setup: Setup, source: str) -> Params:
         UserError: there are none, or they are of another reasoner.
     """
     everywhere = NamedSharding(setup.mesh, EVERYWHERE)
-    shapes = jax.eval_shape(lambda params: begun(params, setup.reasoner.width), setup.abstract_params())
+    shapes = jax.eval_shape(lambda params: init_reward_model(params, setup.reasoner.width), setup.abstract_params())
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
     return replicate(read_reward_model(source, setup.checkpoint.description, like), setup.mesh)
 

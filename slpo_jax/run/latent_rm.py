@@ -23,7 +23,7 @@ from slpo_jax.io import artifact
 from slpo_jax.models.parts import Params
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
-from slpo_jax.policy.scorers import begun, latent_scores
+from slpo_jax.policy.scorers import init_reward_model, latent_scores
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.provenance import checkpoint_digest, first_difference, problems_facts
 from slpo_jax.run.setup import Setup
@@ -279,7 +279,7 @@ def train(stage: Stage) -> None:
     experiment, config, start = stage.experiment, stage.settings, stage_params(stage.start)
     labels, (policy, _) = labels_of(stage, start), labelling(experiment)
     accuracy = _accuracy(experiment, judged_thoughts(experiment, start)) if stage.validated_every else None
-    params = begun(start, experiment.reasoner.width)
+    params = init_reward_model(start, experiment.reasoner.width)
     state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy))
     del start, params  # the state has its own
 

@@ -186,7 +186,7 @@ class Setup:
         Args:
             stored: those of a checkpoint, of which parts that are carried along are among them.
         """
-        shapes = jax.eval_shape(lambda: parts.drawn(self.parts)) | parts.carried(stored)
+        shapes = jax.eval_shape(lambda: parts.init_parts(self.parts)) | parts.carried_parts(stored)
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
@@ -231,11 +231,11 @@ class Setup:
         stored_parts = self.checkpoint.read(named, explain)
 
         def draw_missing():
-            return parts.lacking(stored_parts, parts.drawn(self.parts))
+            return parts.find_missing(stored_parts, parts.init_parts(self.parts))
 
         # Inside jit nothing is drawn that is not missing.
         missing = jax.jit(draw_missing)()
-        return replicate(parts.merged(stored_parts, missing), self.mesh)
+        return replicate(parts.merge_parts(stored_parts, missing), self.mesh)
 
     def trained_by(self, section: str, params: dict[str, Any]) -> tuple[str, ...]:
         """Return the parts of these parameters that the optimizer of a section's stage changes."""

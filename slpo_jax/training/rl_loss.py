@@ -14,7 +14,7 @@ from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.score import are_cut, used_slots
+from slpo_jax.policy.score import are_truncated, used_slots
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.rewards.unjudged import Truncated, Unjudged
 from slpo_jax.settings import Checked, FieldError, setting
@@ -163,7 +163,7 @@ def roll_out(
         return trajectories, None
     rewards_N = reward(trajectories.completions, repeat_rows(batch.references, group)).astype(jnp.float32)
     if unjudged.is_of_all_truncated:
-        rewards_N = unjudged.settled(rewards_N, are_cut(policy, trajectories))
+        rewards_N = unjudged.settled(rewards_N, are_truncated(policy, trajectories))
     return trajectories, rewards_N.reshape(-1, group)
 
 
@@ -220,5 +220,5 @@ def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Arr
         "latent_steps": (trajectories.lengths.sum(), rollouts),
         # Tokens of the whole completion, and so of a thought that is written down.
         "answer_tokens": (fed_NT.sum() + spoken_NA.sum() if in_words else spoken_NA.sum(), rollouts),
-        "cut": (are_cut(policy, trajectories).sum(), rollouts),
+        "cut": (are_truncated(policy, trajectories).sum(), rollouts),
     }

@@ -117,7 +117,7 @@ def _updated(optimizer, grads: Params, part: Params, opt_state: Any, finite: jax
     """Return (parameters, the optimizer's state) after an update; as they were where that is not finite."""
     changes, new_state = optimizer.update(grads, opt_state, part)
     new_part = _where(finite, optax.apply_updates(part, changes), part)
-    new_state = xla_cpu.remade_after(
+    new_state = xla_cpu.recompute_after(
         new_part, finite, lambda old: optimizer.update(grads, old, part)[1], opt_state, new_state
     )
     return new_part, _where(finite, new_state, opt_state)

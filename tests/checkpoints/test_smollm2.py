@@ -61,7 +61,7 @@ def ours():
     )
     setup = assemble(read_config(config))
     # Without `initial_params`, which puts a copy on every device of the tests.
-    return setup, setup.checkpoint.read() | parts.drawn(
+    return setup, setup.checkpoint.read() | parts.init_parts(
         part for part in setup.parts if part.name == parts.GATE
     )
 

@@ -15,11 +15,19 @@ BIASES = {"fc_in": HIDDEN, "fc_out": LLAMA.n_embd}
 @pytest.mark.parametrize("scale", [1.0, 1e-3], ids=["usual", "small"])
 def test_transition_is_torch_s_projector(scale):
     """Small inputs without biases make the norm's epsilon matter; usual ones tell the exact GELU from tanh's."""
-    torch, codi = pytest.importorskip("torch"), Codi(HIDDEN).on(LLAMA)
+    torch = pytest.importorskip("torch")
+    codi = Codi(HIDDEN).on(LLAMA)
     params = random_tree(codi)
     if scale < 1.0:
-        without = {name: params["projector"][name] | {"bias": jnp.zeros(size)} for name, size in BIASES.items()}
+        without = {
+            name: params["projector"][name] | {"bias": jnp.zeros(size)}
+            for name, size in BIASES.items()
+        }
         params = params | {"projector": params["projector"] | without}
-    hidden = scale * np.random.default_rng(0).normal(size=(3, 5, LLAMA.n_embd)).astype(np.float32)
+    hidden = scale * np.random.default_rng(0).normal(size=(3, 5, LLAMA.n_embd)).astype(
+        np.float32
+    )
     expected = load_projector(params)(torch.tensor(hidden)).detach().numpy()
-    np.testing.assert_allclose(compiled(codi.transition)(params, hidden), expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        compiled(codi.transition)(params, hidden), expected, rtol=0, atol=2e-6
+    )

@@ -15,8 +15,11 @@ from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_g
 from slpo_jax.models.layers import Dropout, drop
 from tiny import compiled
 
-STEPS, WIDTH = 6, 8
-logits_lists = hypothesis.extra.numpy.arrays(np.float32, STEPS, elements=st.floats(-20, 20, width=32))
+STEPS = 6
+WIDTH = 8
+logits_lists = hypothesis.extra.numpy.arrays(
+    np.float32, STEPS, elements=st.floats(-20, 20, width=32)
+)
 few = hypothesis.settings(max_examples=60)
 law = compiled(first_stop_log_probs, static=("forced",))
 loss_and_gradient = compiled(jax.value_and_grad(stop_set_loss))
@@ -27,7 +30,8 @@ def _paths(logits, forced: bool) -> np.ndarray:
     rho = special.expit(np.asarray(logits, np.float64))
     probs = np.zeros(len(rho))
     for decisions in itertools.product((0, 1), repeat=len(rho)):
-        probability = np.prod(np.where(decisions, rho, 1 - rho))
+        chances = np.where(decisions, rho, 1 - rho)
+        probability = np.prod(chances)
         if any(decisions):
             probs[decisions.index(1)] += probability
         elif forced:
@@ -36,73 +40,124 @@ def _paths(logits, forced: bool) -> np.ndarray:
 
 
 def _hidden(seed=0):
-    return jax.random.normal(jax.random.key(seed), (3, 5, WIDTH))
+    return jax.random.normal(
+        jax.random.key(seed),
+        (3, 5, WIDTH),
+    )
 
 
 @pytest.mark.parametrize("size", [0, 4])
 def test_head_is_a_linear_map_with_or_without_a_hidden_layer(size):
     gate = stopping_gate(WIDTH, hidden=size)
-    params, x = compiled(gate.init)(jax.random.key(0)), np.asarray(_hidden())
-    assert jax.tree.map(jnp.shape, params["out"]) == {"kernel": (size or WIDTH, 1), "bias": (1,)}
+    params = compiled(gate.init)(jax.random.key(0))
+    x = np.asarray(_hidden())
+    assert jax.tree.map(jnp.shape, params["out"]) == {
+        "kernel": (size or WIDTH, 1),
+        "bias": (1,),
+    }
     params["out"]["bias"] = jnp.array([0.7])
     if size:
-        x = x @ np.asarray(params["hidden"]["kernel"]) + np.asarray(params["hidden"]["bias"])
-        x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    expected = x @ np.asarray(params["out"]["kernel"])[:, 0] + 0.7
-    np.testing.assert_allclose(gate.logits(params, _hidden()), expected, rtol=1e-4, atol=1e-5)
+        kernel = np.asarray(params["hidden"]["kernel"])
+        bias = np.asarray(params["hidden"]["bias"])
+        x = x @ kernel + bias
+        angle = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        x = 0.5 * x * (1 + np.tanh(angle))
+    kernel = np.asarray(params["out"]["kernel"])[:, 0]
+    expected = x @ kernel + 0.7
+    found = gate.logits(params, _hidden())
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("detached", [True, False])
 def test_gradient_reaches_the_latents_only_if_asked(detached):
     gate = stopping_gate(WIDTH, detached=detached)
     params = compiled(gate.init)(jax.random.key(0))
-    to_latents = jax.grad(lambda h: gate.logits(params, h).sum())(_hidden())
-    expected = np.broadcast_to(0 if detached else np.asarray(params["out"]["kernel"])[:, 0], to_latents.shape)
+
+    def total(params, h):
+        return gate.logits(params, h).sum()
+
+    to_params, to_latents = jax.grad(total, argnums=(0, 1))(params, _hidden())
+    kernel = np.asarray(params["out"]["kernel"])[:, 0]
+    expected = np.zeros(WIDTH) if detached else kernel
+    expected = np.broadcast_to(expected, to_latents.shape)
     np.testing.assert_allclose(to_latents, expected, rtol=1e-6)
-    to_params = jax.grad(lambda params: gate.logits(params, _hidden()).sum())(params)
-    np.testing.assert_allclose(to_params["out"]["kernel"][:, 0], _hidden().sum((0, 1)), rtol=1e-4, atol=1e-4)
+    to_kernel = to_params["out"]["kernel"][:, 0]
+    expected = _hidden().sum((0, 1))
+    np.testing.assert_allclose(to_kernel, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_dropout_comes_before_the_linear_map_and_logits_are_float32():
     gate = stopping_gate(WIDTH)
     params = compiled(gate.init)(jax.random.key(0))
-    noise = Dropout(jax.random.split(jax.random.key(1), (3, 5)), jnp.ones((3, 5), bool), 0.5)
+    keys = jax.random.split(
+        jax.random.key(1),
+        (3, 5),
+    )
+    noise = Dropout(
+        keys,
+        jnp.ones((3, 5), bool),
+        0.5,
+    )
     noisy = gate.logits(params, _hidden(), noise)
-    np.testing.assert_allclose(noisy, gate.logits(params, drop(_hidden(), noise, 0)), rtol=1e-6)
-    assert np.abs(noisy - gate.logits(params, _hidden())).max() > 0.01
-    assert gate.logits(params, _hidden().astype(jnp.bfloat16)).dtype == jnp.float32
+    expected = gate.logits(params, drop(_hidden(), noise, 0))
+    np.testing.assert_allclose(noisy, expected, rtol=1e-6)
+    plain = gate.logits(params, _hidden())
+    assert np.abs(noisy - plain).max() > 0.01
+    rounded = _hidden().astype(jnp.bfloat16)
+    assert gate.logits(params, rounded).dtype == jnp.float32
 
 
 @few
 @hypothesis.given(logits_lists, st.booleans())
 def test_law_is_the_enumeration_of_all_stop_paths(logits, forced):
-    np.testing.assert_allclose(np.exp(law(logits, forced=forced)), _paths(logits, forced), rtol=1e-3, atol=1e-7)
+    probs = np.exp(law(logits, forced=forced))
+    expected = _paths(logits, forced)
+    np.testing.assert_allclose(probs, expected, rtol=1e-3, atol=1e-7)
 
 
 def test_forced_stop_sends_no_gradient_to_the_last_decision():
     logits = jnp.linspace(-1, 1, STEPS)
     gradient = jax.grad(lambda x: first_stop_log_probs(x, True)[-1])(logits)
-    np.testing.assert_allclose(gradient, [*(-special.expit(logits[:-1])), 0], rtol=1e-5)
+    np.testing.assert_allclose(
+        gradient,
+        [*(-special.expit(logits[:-1])), 0],
+        rtol=1e-5,
+    )
     gradient = jax.grad(lambda x: first_stop_log_probs(x, False)[2])(logits)
-    np.testing.assert_allclose(gradient, [*(-special.expit(logits[:2])), special.expit(-logits[2]), 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(
+        gradient,
+        [*(-special.expit(logits[:2])), special.expit(-logits[2]), 0, 0, 0],
+        atol=1e-6,
+    )
 
 
 @few
 @hypothesis.given(logits_lists, st.integers(1, 2**STEPS - 1))
 def test_stop_set_loss_by_enumeration(logits, bits):
-    in_set = np.array([bits >> t & 1 for t in range(STEPS)], bool)
+    in_set = np.array(
+        [bits >> t & 1 for t in range(STEPS)],
+        bool,
+    )
     loss, gradient = loss_and_gradient(logits, in_set)
     rho = np.asarray(logits, np.float64)
-    before = np.concatenate([[0], np.cumsum(special.log_expit(-rho))[:-1]])
+    survived = np.cumsum(special.log_expit(-rho))
+    before = np.concatenate([[0], survived[:-1]])
     log_probs = before + special.log_expit(rho)
-    np.testing.assert_allclose(loss, -special.logsumexp(log_probs[in_set]), rtol=1e-4, atol=1e-5)
+    expected = -special.logsumexp(log_probs[in_set])
+    np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-5)
     assert np.isfinite(gradient).all()
     if np.abs(logits).max() < 5:
-        assert -np.log(_paths(logits, forced=False)[in_set].sum()) == pytest.approx(float(loss), rel=1e-4, abs=1e-5)
+        probability = _paths(logits, forced=False)[in_set].sum()
+        expected = -np.log(probability)
+        assert float(loss) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_empty_set_gives_nothing():
-    for logits in (np.zeros(STEPS, np.float32), np.full(STEPS, 80, np.float32), np.full(STEPS, -80, np.float32)):
+    for logits in (
+        np.zeros(STEPS, np.float32),
+        np.full(STEPS, 80, np.float32),
+        np.full(STEPS, -80, np.float32),
+    ):
         loss, gradient = loss_and_gradient(logits, np.zeros(STEPS, bool))
         assert loss == 0
         np.testing.assert_array_equal(gradient, np.zeros(STEPS))
@@ -111,7 +166,8 @@ def test_empty_set_gives_nothing():
 def test_large_logits_stay_finite():
     for signs in itertools.product((-80.0, 0.0, 80.0), repeat=3):
         logits = np.array([*signs, *signs], np.float32)
-        assert np.isfinite([law(logits, forced=True), law(logits, forced=False)]).all()
+        for forced in (True, False):
+            assert np.isfinite(law(logits, forced=forced)).all()
         for in_set in np.eye(STEPS, dtype=bool):
             loss, gradient = loss_and_gradient(logits, in_set)
             assert np.isfinite(loss)

@@ -27,7 +27,10 @@ from tiny import CONFIG, SlowReasoner, compiled, load_hf, random_params
 )
 def test_real_shapes(config, parameters):
     """The published models' numbers of parameters, without allocating one of them."""
-    tree = jax.eval_shape(Coconut().on(config).init, jax.random.key(0))["backbone"]
+    tree = jax.eval_shape(
+        Coconut().on(config).init,
+        jax.random.key(0),
+    )["backbone"]
     assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == parameters
     assert ("lm_head" in tree) == (not config.tied)
     assert {leaf.dtype for leaf in jax.tree.leaves(tree)} == {jnp.dtype("float32")}
@@ -35,18 +38,36 @@ def test_real_shapes(config, parameters):
 
 def test_projections_into_the_residual_stream_begin_narrower():
     """By the root of how many are added up, two a layer (Radford et al., 2019)."""
-    reasoner = Coconut().on(dataclasses.replace(CONFIG, n_embd=64, n_layer=8))
-    block = compiled(lambda key: reasoner.init(key)["backbone"]["h_0"])(jax.random.key(0))
-    for part, name, root in (("attn", "c_attn", 1), ("attn", "c_proj", 4), ("mlp", "c_fc", 1), ("mlp", "c_proj", 4)):
-        assert np.std(block[part][name]["kernel"]) == pytest.approx(0.02 / root, rel=0.1), (part, name)
+    reasoner = Coconut().on(
+        dataclasses.replace(
+            CONFIG,
+            n_embd=64,
+            n_layer=8,
+        )
+    )
+    block = compiled(lambda key: reasoner.init(key)["backbone"]["h_0"])(
+        jax.random.key(0)
+    )
+    for part, name, root in (
+        ("attn", "c_attn", 1),
+        ("attn", "c_proj", 4),
+        ("mlp", "c_fc", 1),
+        ("mlp", "c_proj", 4),
+    ):
+        assert np.std(block[part][name]["kernel"]) == pytest.approx(
+            0.02 / root, rel=0.1
+        ), (part, name)
 
 
 def test_the_plain_one_is_transformers():
     """The oracle of the tests that do without torch."""
-    model, slow = load_hf(random_params()), SlowReasoner()
+    model = load_hf(random_params())
+    slow = SlowReasoner()
     torch = pytest.importorskip("torch")
     inputs = np.random.default_rng(0).normal(size=(9, CONFIG.n_embd)).astype(np.float32)
     with torch.no_grad():
         expected = model(inputs_embeds=torch.tensor(inputs)[None]).logits[0].numpy()
     assert np.abs(expected).max() > 2
-    np.testing.assert_allclose(slow.logits(slow.hidden(inputs)), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        slow.logits(slow.hidden(inputs)), expected, rtol=0, atol=1e-4
+    )

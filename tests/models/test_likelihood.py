@@ -11,10 +11,20 @@ from scipy import special
 from slpo_jax.models import likelihood
 from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.training import rl_loss
-from small_steps import GROUP, OBJECTIVE, POLICY, STAGES, imitation_batch, prompted_batch, rigged_reward, small_params
+from small_steps import (
+    GROUP,
+    OBJECTIVE,
+    POLICY,
+    STAGES,
+    imitation_batch,
+    prompted_batch,
+    rigged_reward,
+    small_params,
+)
 from tiny import CONFIG, assert_close
 
-V, D = CONFIG.vocab_size, 16
+V = CONFIG.vocab_size
+D = 16
 SIZES = {  # of a tile: rows, columns, what they are multiples of; and up to how many logits there are no tiles
     "both cut": (5, 24, 1, 8),
     "even": (7, 61, 7, 1),
@@ -31,7 +41,13 @@ def tiles(monkeypatch):
 
     def choose(rows, columns, even_rows, even_columns, whole=0):
         monkeypatch.setattr(likelihood.xla_cpu, "fewer", lambda rows: rows)
-        sizes = {"WHOLE": whole, "ROWS": rows, "COLUMNS": columns, "EVEN_ROWS": even_rows, "EVEN_COLUMNS": even_columns}
+        sizes = {
+            "WHOLE": whole,
+            "ROWS": rows,
+            "COLUMNS": columns,
+            "EVEN_ROWS": even_rows,
+            "EVEN_COLUMNS": even_columns,
+        }
         for name, size in sizes.items():
             monkeypatch.setattr(likelihood, name, size)
 
@@ -41,14 +57,23 @@ def tiles(monkeypatch):
 def _work(dtype, head_dtype=jnp.float32, shape=(3, 7)):
     """(hidden, head, tokens, asked, what is seen of each), and the first two in float64 as a product takes them."""
     rng = np.random.default_rng(0)
-    hidden = jnp.asarray(3 * rng.normal(size=(*shape, D)), dtype)
+    hidden = jnp.asarray(
+        3 * rng.normal(size=(*shape, D)),
+        dtype,
+    )
     head = jnp.asarray(rng.normal(size=(V, D)), head_dtype)
     tokens = rng.integers(0, V, shape)
     tokens.flat[:3] = 0, V - 1, V - 8
     asked = rng.random(shape) < 0.6
     seen = np.where(asked, rng.normal(size=shape), 0).astype(np.float32)
     exact = [np.asarray(x, np.float64) for x in (hidden, head.astype(dtype))]
-    return (hidden, head, jnp.asarray(tokens), jnp.asarray(asked), jnp.asarray(seen)), exact
+    return (
+        hidden,
+        head,
+        jnp.asarray(tokens),
+        jnp.asarray(asked),
+        jnp.asarray(seen),
+    ), exact
 
 
 def _oracle(hidden, head, tokens, seen):
@@ -56,8 +81,17 @@ def _oracle(hidden, head, tokens, seen):
     logits = hidden @ head.T
     log_p = special.log_softmax(logits, axis=-1)
     g = seen[..., None] * (np.eye(V)[tokens] - np.exp(log_p))
-    chosen = np.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
-    return chosen, logits.argmax(-1), g @ head, np.tensordot(g, hidden, [range(g.ndim - 1)] * 2)
+    chosen = np.take_along_axis(
+        log_p,
+        tokens[..., None],
+        axis=-1,
+    )[..., 0]
+    return (
+        chosen,
+        logits.argmax(-1),
+        g @ head,
+        np.tensordot(g, hidden, [range(g.ndim - 1)] * 2),
+    )
 
 
 def _gradients(hidden, head, tokens, asked, seen):
@@ -68,7 +102,9 @@ def _gradients(hidden, head, tokens, asked, seen):
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(hidden, head)
 
 
-@pytest.mark.parametrize("dtypes", ["float32 float32", "bfloat16 float32", "bfloat16 bfloat16"])
+@pytest.mark.parametrize(
+    "dtypes", ["float32 float32", "bfloat16 float32", "bfloat16 bfloat16"]
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_values_and_gradients_are_scipy_s(tiles, size, dtypes):
     tiles(*SIZES[size])
@@ -78,12 +114,20 @@ def test_values_and_gradients_are_scipy_s(tiles, size, dtypes):
     tokens, asked, seen = map(np.asarray, work[2:])
     *values, of_hidden, of_head = _oracle(*exact, tokens, seen)
     for ours, expected in zip(found, values, strict=True):
-        np.testing.assert_allclose(np.asarray(ours)[asked], expected[asked], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(ours)[asked], expected[asked], rtol=1e-5, atol=1e-5
+        )
     assert np.isfinite(found[0]).all()
-    for ours, expected, given in zip(gradients, (of_hidden, of_head), work[:2], strict=True):
+    for ours, expected, given in zip(
+        gradients, (of_hidden, of_head), work[:2], strict=True
+    ):
         assert ours.dtype == given.dtype
-        rounding = 1e-5 if dtype == "float32" else 2**-7  # of the cotangent, and of a result in bfloat16
-        np.testing.assert_allclose(np.asarray(ours, np.float64), expected, rtol=rounding, atol=2 * rounding)
+        rounding = (
+            1e-5 if dtype == "float32" else 2**-7
+        )  # of the cotangent, and of a result in bfloat16
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float64), expected, rtol=rounding, atol=2 * rounding
+        )
     assert np.abs(of_head).max() > 1
 
 
@@ -122,10 +166,22 @@ def test_passes_of_a_vmap_are_theirs_without(tiles):
         found = jax.vmap(one)(hidden, tokens, asked)
         return jnp.sum(found[0] * seen), found
 
-    (_, expected), gradients = _gradients(hidden, head, tokens, asked, seen)
-    (_, found), ours = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(hidden, head)
+    (_, expected), gradients = _gradients(
+        hidden,
+        head,
+        tokens,
+        asked,
+        seen,
+    )
+    (_, found), ours = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(
+        hidden, head
+    )
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one[asked], other[asked], atol=1e-5)
+        np.testing.assert_allclose(
+            one[asked],
+            other[asked],
+            atol=1e-5,
+        )
     assert_close(ours, gradients, atol=1e-5)
 
 
@@ -147,7 +203,13 @@ def test_no_time_is_spent_on_what_nobody_asks_for(tiles):
     hidden, head, tokens, asked, seen = _work(jnp.float32)[0]
     unseen = np.flatnonzero(~np.asarray(asked))[2:]
     hidden = hidden.reshape(-1, D).at[unseen].set(jnp.nan).reshape(hidden.shape)
-    (_, found), gradients = _gradients(hidden, head, tokens, asked, seen)
+    (_, found), gradients = _gradients(
+        hidden,
+        head,
+        tokens,
+        asked,
+        seen,
+    )
     assert all(np.isfinite(x).all() for x in (*found, *gradients))
 
 
@@ -155,7 +217,11 @@ def test_what_is_not_a_number_is_not_hidden(tiles):
     """So that a step with such a loss changes nothing."""
     tiles(*SIZES["both cut"])
     hidden, head, tokens, *_ = _work(jnp.float32)[0]
-    found, _ = token_log_probs(hidden.at[1, 2, 3].set(jnp.nan), head, tokens)
+    found, _ = token_log_probs(
+        hidden.at[1, 2, 3].set(jnp.nan),
+        head,
+        tokens,
+    )
     assert np.argwhere(np.isnan(found)).tolist() == [[1, 2]]
 
 
@@ -167,24 +233,49 @@ def test_a_frozen_head_has_no_product_of_its_own(tiles):
         return jnp.sum(token_log_probs(hidden, head, tokens, asked)[0] * seen)
 
     def products(argnums):
-        return len(re.findall(r" dot\(", jax.jit(jax.grad(loss, argnums)).lower(hidden, head).compile().as_text()))
+        return len(
+            re.findall(
+                r" dot\(",
+                jax.jit(jax.grad(loss, argnums))
+                .lower(hidden, head)
+                .compile()
+                .as_text(),
+            )
+        )
 
     assert (products((0, 1)), products(0)) == (4, 3)
 
 
-@pytest.mark.parametrize("stage", ["rl", pytest.param("imitate", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stage", ["rl", pytest.param("imitate", marks=pytest.mark.slow)]
+)
 def test_no_logits_of_a_step_are_whole(tiles, stage):
     """Not of all answers of all passes. A rollout's are those of one position of each row."""
-    params, key = small_params(), jax.random.key(3)
+    params = small_params()
+    key = jax.random.key(3)
     if stage == "rl":
-        loss, batch = rl_loss.make_improvement(POLICY, OBJECTIVE), prompted_batch()
-        batch = (batch, *jax.eval_shape(lambda: rl_loss.roll_out(POLICY, params, batch, rigged_reward, GROUP, key)))
+        loss = rl_loss.make_improvement(POLICY, OBJECTIVE)
+        batch = prompted_batch()
+        batch = (
+            batch,
+            *jax.eval_shape(
+                lambda: rl_loss.roll_out(
+                    POLICY, params, batch, rigged_reward, GROUP, key
+                )
+            ),
+        )
     else:
-        loss, batch = STAGES[stage][0](), imitation_batch()
+        loss = STAGES[stage][0]()
+        batch = imitation_batch()
 
-    gradient = jax.grad(lambda params, batch: loss(params, batch, key), has_aux=True)
+    gradient = jax.grad(
+        lambda params, batch: loss(params, batch, key),
+        has_aux=True,
+    )
     whole = re.compile(rf"f32\[[\d,]*\b{V}\]")
-    assert whole.search(str(jax.make_jaxpr(gradient)(params, batch))), "the test must see them"
+    assert whole.search(str(jax.make_jaxpr(gradient)(params, batch))), (
+        "the test must see them"
+    )
     tiles(*SIZES["both cut"])
     jax.clear_caches()
     assert not whole.search(str(jax.make_jaxpr(gradient)(params, batch)))

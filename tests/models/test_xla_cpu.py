@@ -11,28 +11,48 @@ import pytest
 
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.models import xla_cpu
-from slpo_jax.models.xla_cpu import after, remade
+from slpo_jax.models.xla_cpu import after, remat
 from slpo_jax.training import rl_loss
 from slpo_jax.training.objectives import OBJECTIVES
-from small_steps import GROUP, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params, step_of
+from small_steps import (
+    GROUP,
+    ROLLOUT,
+    STAGES,
+    batch_of,
+    prompted_batch,
+    rigged_reward,
+    small_params,
+    step_of,
+)
 from tiny import policy_of, random_tree
 from tiny_llama import LLAMA
 
 WORDS = Coconut().on(dataclasses.replace(LLAMA, dtype=jnp.bfloat16))
-WRITTEN = policy_of(dataclasses.replace(ROLLOUT, max_latents=0, stopping="length", dropout_rate=0.0), WORDS)
+WRITTEN = policy_of(
+    dataclasses.replace(ROLLOUT, max_latents=0, stopping="length", dropout_rate=0.0),
+    WORDS,
+)
 FORMS = {name for name in vars(xla_cpu) if name.startswith("cpu_")}
 
 
 def _step(stage):
     """(the step, its arguments); the GRPO step is a Llama's, in bfloat16."""
-    params, batch = small_params(), prompted_batch() if stage == "grpo" else batch_of(stage)
+    params = small_params()
+    batch = prompted_batch() if stage == "grpo" else batch_of(stage)
     if stage == "grpo":
         params["reasoner"] = random_tree(WORDS)
-        loss, trained = rl_loss.make_loss(WRITTEN, OBJECTIVES["grpo"](), rigged_reward, GROUP), ("reasoner",)
+        loss = rl_loss.make_loss(WRITTEN, OBJECTIVES["grpo"](), rigged_reward, GROUP)
+        trained = ("reasoner",)
     else:
         make, trained = STAGES[stage]
         loss = make()
-    return step_of(loss, params, trained, batch, "rl" if stage == "grpo" else stage)
+    return step_of(
+        loss,
+        params,
+        trained,
+        batch,
+        "rl" if stage == "grpo" else stage,
+    )
 
 
 @pytest.fixture
@@ -73,9 +93,15 @@ def test_both_sides_have_the_same_numbers(accelerator, stage, most):
         accelerator(yes)
         step, arguments = _step(stage)
         state, metrics = step(*arguments)
-        found.append(jax.tree.map(lambda x: np.asarray(x, np.float64), (state.opt_state[0].trace, metrics)))
+        found.append(
+            jax.tree.map(
+                lambda x: np.asarray(x, np.float64), (state.opt_state[0].trace, metrics)
+            )
+        )
     for plain, ours in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(plain, ours, rtol=most, atol=most * max(1e-3, np.abs(ours).max()))
+        np.testing.assert_allclose(
+            plain, ours, rtol=most, atol=most * max(1e-3, np.abs(ours).max())
+        )
 
 
 # What a backward pass makes again: its gradients beside numpy in float64, and what it keeps.
@@ -89,50 +115,93 @@ def _waves(x, scale):
 
 def test_gradients_are_numpy_s():
     rng = np.random.default_rng(0)
-    x, scale, g = rng.normal(size=(3, 5)), rng.normal(size=5), rng.normal(size=(3, 5))
-    _, pull = jax.vjp(remade(_waves), *(jnp.asarray(each, jnp.float32) for each in (x, scale)))
+    x = rng.normal(size=(3, 5))
+    scale = rng.normal(size=5)
+    g = rng.normal(size=(3, 5))
+    _, pull = jax.vjp(
+        remat(_waves), *(jnp.asarray(each, jnp.float32) for each in (x, scale))
+    )
     of_x, of_scale = pull(jnp.asarray(g, jnp.float32))
 
-    value, by_x, by_scale = x, np.ones_like(x), np.zeros_like(x)
+    value = x
+    by_x = np.ones_like(x)
+    by_scale = np.zeros_like(x)
     for _ in range(4):
         by_scale = np.sin(value) + scale * np.cos(value) * by_scale
-        by_x, value = scale * np.cos(value) * by_x, np.sin(value) * scale
-    np.testing.assert_allclose(of_x, g * by_x, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(of_scale, (g * by_scale).sum(0), rtol=1e-4, atol=1e-5)
+        by_x = scale * np.cos(value) * by_x
+        value = np.sin(value) * scale
+    np.testing.assert_allclose(
+        of_x,
+        g * by_x,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        of_scale,
+        (g * by_scale).sum(0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def _scratch(function, layers):
     """Bytes that the gradient of so many layers, one after the other, needs for a moment."""
 
     def loss(x, scales):
-        return functools.reduce(lambda x, scale: function(x, scale) @ jnp.eye(256), scales, x).sum()
+        return functools.reduce(
+            lambda x, scale: function(x, scale) @ jnp.eye(256), scales, x
+        ).sum()
 
     args = jnp.ones((512, 256)), [jnp.ones(256) + layer for layer in range(layers)]
-    return jax.jit(jax.grad(loss, (0, 1))).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    return (
+        jax.jit(jax.grad(loss, (0, 1)))
+        .lower(*args)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+    )
 
 
 def test_arguments_alone_are_kept():
     x_bytes = 4 * 512 * 256
-    slope = (_scratch(remade(_waves), 24) - _scratch(remade(_waves), 12)) / 12
+    slope = (_scratch(remat(_waves), 24) - _scratch(remat(_waves), 12)) / 12
     assert x_bytes <= slope < 1.5 * x_bytes
-    assert (_scratch(_waves, 24) - _scratch(_waves, 12)) / 12 > 2 * x_bytes, "the test must see what is kept"
+    assert (_scratch(_waves, 24) - _scratch(_waves, 12)) / 12 > 2 * x_bytes, (
+        "the test must see what is kept"
+    )
 
 
 def test_second_derivatives_are_not_lost():
     def slope(function):
-        return jax.grad(lambda x: jax.grad(lambda x: jnp.sum(function(x, 1 + x[0]) ** 2))(x).sum())
+        return jax.grad(
+            lambda x: jax.grad(lambda x: jnp.sum(function(x, 1 + x[0]) ** 2))(x).sum()
+        )
 
-    x = jnp.asarray(np.random.default_rng(2).normal(size=(3, 5)), jnp.float32)
-    np.testing.assert_allclose(slope(remade(_waves))(x), slope(_waves)(x), rtol=1e-4, atol=1e-5)
+    x = jnp.asarray(
+        np.random.default_rng(2).normal(size=(3, 5)),
+        jnp.float32,
+    )
+    np.testing.assert_allclose(
+        slope(remat(_waves))(x), slope(_waves)(x), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_what_comes_after_is_the_same_bit_for_bit(dtype):
-    x = jnp.array([1.0, -0.0, 0.0, jnp.inf, -3e-39, 257.0], dtype)
-    for first in (jnp.array([[-2.0, jnp.nan]]), jnp.array(jnp.inf), jnp.ones(3, jnp.bfloat16)):
+    x = jnp.array(
+        [1.0, -0.0, 0.0, jnp.inf, -3e-39, 257.0],
+        dtype,
+    )
+    for first in (
+        jnp.array([[-2.0, jnp.nan]]),
+        jnp.array(jnp.inf),
+        jnp.ones(3, jnp.bfloat16),
+    ):
         got = jax.jit(after)(first, {"x": x})["x"]
         assert got.dtype == dtype
-        np.testing.assert_array_equal(np.asarray(got).view(np.uint8), np.asarray(x).view(np.uint8))
+        np.testing.assert_array_equal(
+            np.asarray(got).view(np.uint8), np.asarray(x).view(np.uint8)
+        )
 
 
 def test_rounding_is_not_taken_back():
@@ -141,5 +210,10 @@ def test_rounding_is_not_taken_back():
     def twice(x, g):
         return after(g, x.astype(jnp.bfloat16)).astype(jnp.float32)
 
-    x = jnp.asarray(np.random.default_rng(1).normal(size=64), jnp.float32)
-    np.testing.assert_array_equal(jax.jit(twice)(x, x), np.asarray(x.astype(jnp.bfloat16), np.float32))
+    x = jnp.asarray(
+        np.random.default_rng(1).normal(size=64),
+        jnp.float32,
+    )
+    np.testing.assert_array_equal(
+        jax.jit(twice)(x, x), np.asarray(x.astype(jnp.bfloat16), np.float32)
+    )

@@ -10,10 +10,24 @@ from scipy import stats
 import tiny
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from tiny import CONFIG, REASONER, SlowReasoner, both_params, compiled, keys_of, policy_of, random_prompts, take_rows
+from tiny import (
+    CONFIG,
+    REASONER,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    take_rows,
+)
 
-SIGMA, T, D = 0.4, tiny.ROLLOUT.max_latents, CONFIG.n_embd
-CLEAN = dataclasses.replace(tiny.ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
+SIGMA = 0.4
+T = tiny.ROLLOUT.max_latents
+D = CONFIG.n_embd
+CLEAN = dataclasses.replace(
+    tiny.ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2
+)
 POLICY = policy_of(CLEAN, REASONER, "additive", sigma=SIGMA)
 ROWS = 500
 PROMPTS = take_rows(random_prompts((5,), 5), [0] * ROWS)
@@ -35,10 +49,14 @@ def rolled():
 @pytest.fixture(scope="module")
 def means(rolled):
     """The latents [N, T, D] that the plain model makes of each prefix, up to tau."""
-    slow, found = SlowReasoner(), np.zeros((ROWS, T, D))
+    slow = SlowReasoner()
+    found = np.zeros((ROWS, T, D))
     prompt = slow.prompt(PROMPTS, 0)
     for row, tau in enumerate(LENGTHS.tolist()):
-        fed = np.asarray(rolled[0].actions[row, : tau - 1], np.float64)
+        fed = np.asarray(
+            rolled[0].actions[row, : tau - 1],
+            np.float64,
+        )
         found[row, :tau] = slow.hidden(np.concatenate([prompt, fed]))[len(prompt) - 1 :]
     return found
 
@@ -62,10 +80,19 @@ def test_log_prob_is_the_density(rolled, means):
     assert scores.action_log_probs.shape == (ROWS, T)
     for row in range(6):
         for step in range(int(LENGTHS[row])):
-            law = stats.multivariate_normal(means[row, step], SIGMA**2 * np.eye(D))
-            expected = law.logpdf(np.asarray(trajectories.actions[row, step], np.float64))
-            assert scores.action_log_probs[row, step] == pytest.approx(expected, rel=1e-4)
+            law = stats.multivariate_normal(
+                means[row, step],
+                SIGMA**2 * np.eye(D),
+            )
+            expected = law.logpdf(
+                np.asarray(trajectories.actions[row, step], np.float64)
+            )
+            assert scores.action_log_probs[row, step] == pytest.approx(
+                expected, rel=1e-4
+            )
 
 
 def test_a_noiseless_pass_draws_the_means(rolled, means):
-    np.testing.assert_allclose(np.asarray(rolled[1].actions)[TOOK], means[TOOK], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        np.asarray(rolled[1].actions)[TOOK], means[TOOK], rtol=0, atol=1e-4
+    )

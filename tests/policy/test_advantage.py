@@ -27,35 +27,63 @@ from slpo_jax.training.objectives.slpo import AnswerOnly
     ],
 )
 def test_advantages_by_hand(advantage, rewards, centred, deviation):
-    np.testing.assert_allclose(advantage(jnp.array(rewards, jnp.float32)), np.array(centred) / deviation, rtol=1e-4)
+    np.testing.assert_allclose(
+        advantage(jnp.array(rewards, jnp.float32)),
+        np.array(centred) / deviation,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("advantage", [rloo, grpo, functools.partial(pkpo, k=2)])
 def test_no_gradient_and_nothing_where_all_are_equal(advantage):
     rewards = jnp.array([1.0, 0, 0, 1])
-    np.testing.assert_array_equal(jax.jacobian(advantage)(rewards), np.zeros((4, 4)))
+    np.testing.assert_array_equal(
+        jax.jacobian(advantage)(rewards),
+        np.zeros((4, 4)),
+    )
     for value in (0.0, 1.0, -1.0, 0.5):
-        np.testing.assert_array_equal(advantage(jnp.full(8, value)), np.zeros(8))
+        np.testing.assert_array_equal(
+            advantage(jnp.full(8, value)),
+            np.zeros(8),
+        )
 
 
 def _rewards(group):
     """All of 0 and 1, then of any kind: equal ones, negative ones, and some that are neither."""
     draw = np.random.default_rng(group)
-    others = [np.full((1, group), -1.0), draw.integers(-2, 3, (20, group)), draw.normal(0, 3, (20, group))]
-    return np.concatenate([list(itertools.product((0.0, 1.0), repeat=group)), *others]).astype(np.float32)
+    others = [
+        np.full((1, group), -1.0),
+        draw.integers(-2, 3, (20, group)),
+        draw.normal(0, 3, (20, group)),
+    ]
+    binary = list(itertools.product((0.0, 1.0), repeat=group))
+    return np.concatenate([binary, *others]).astype(np.float32)
 
 
-@pytest.mark.parametrize(("group", "k"), [(4, 4), *((group, k) for group in range(3, 6) for k in range(2, group))])
+@pytest.mark.parametrize(
+    ("group", "k"), [(3, 2), (4, 2), (4, 3), (4, 4), (5, 2), (5, 3), (5, 4)]
+)
 def test_pkpo_is_what_a_rollout_adds_to_the_best_of_its_subsets(group, k):
     """Of all subsets of k: their best reward, less the best without it; nothing where none is better than another."""
-    patterns, everyone = _rewards(group), range(group)
+    patterns = _rewards(group)
+    everyone = range(group)
     subsets = list(itertools.combinations(everyone, k))
 
     def added(rewards, i):
-        return sum(max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) for s in subsets if i in s)
+        gain = 0
+        for subset in subsets:
+            if i not in subset:
+                continue
+            others = [j for j in subset if j != i]
+            best = max(rewards[j] for j in subset)
+            best_of_others = max(rewards[j] for j in others)
+            gain += best - best_of_others
+        return gain / len(subsets)
 
     found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
-    expected = [[added(rewards, i) / len(subsets) for i in everyone] for rewards in patterns]
+    expected = []
+    for rewards in patterns:
+        expected.append([added(rewards, i) for i in everyone])
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(found).max() > 0.1
 
@@ -65,21 +93,24 @@ def test_solved_share_by_counting(n):
     for k in range(n + 1):
         subsets = list(itertools.combinations(range(n), k))
         for right in range(n + 1):
-            counted = np.mean([any(i < right for i in subset) for subset in subsets])
-            assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
+            solved = [any(i < right for i in subset) for subset in subsets]
+            share = solved_share(n, jnp.float32(right), k)
+            assert share == pytest.approx(np.mean(solved), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_what_is_masked_is_out_of_its_group(name):
     """The others have the advantages of a group of their own, and alone none; of whole groups nothing is another."""
     objective = AnswerOnly(advantage=name, pass_k=2)
+    advantage = ADVANTAGES[name](2)
     rewards_BG = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     masked_BG = np.arange(5)[None] < np.arange(6)[:, None]  # none of the first group, all of the last
-    found = objective.advantages(jnp.where(masked_BG, jnp.nan, rewards_BG))
-    advantage = ADVANTAGES[name](2)
-    np.testing.assert_array_equal(found[0], advantage(rewards_BG[0]))
-    for rewards, masked, own in zip(rewards_BG, masked_BG, found, strict=True):
+    found_BG = objective.advantages(jnp.where(masked_BG, jnp.nan, rewards_BG))
+    np.testing.assert_array_equal(found_BG[0], advantage(rewards_BG[0]))
+    for rewards, masked, found in zip(rewards_BG, masked_BG, found_BG, strict=True):
         kept = rewards[~masked]
-        expected = advantage(jnp.array(kept)) if len(kept) > 1 else np.zeros(len(kept))
-        np.testing.assert_allclose(own[~masked], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(own[masked], 0)
+        expected = np.zeros(len(kept))
+        if len(kept) > 1:
+            expected = advantage(jnp.array(kept))
+        np.testing.assert_allclose(found[~masked], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found[masked], 0)

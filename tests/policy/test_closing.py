@@ -11,11 +11,24 @@ import tiny
 from slpo_jax.policy.noise import PassKeys
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import answer_after_replay, score
-from tiny import ROLLOUT, SlowReasoner, assert_close, both_params, compiled, keys_of, padded
+from tiny import (
+    ROLLOUT,
+    SlowReasoner,
+    assert_close,
+    both_params,
+    compiled,
+    keys_of,
+    padded,
+)
 
 LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)
-PROMPTS, KEYS = tiny.random_prompts(LENGTHS, 8), keys_of(len(LENGTHS), 1)
-MARKERS = {"none": (), "one": (58,), "three": (11, 12, 58)}
+PROMPTS = tiny.random_prompts(LENGTHS, 8)
+KEYS = keys_of(len(LENGTHS), 1)
+MARKERS = {
+    "none": (),
+    "one": (58,),
+    "three": (11, 12, 58),
+}
 
 
 def _plain(marker, **changes):
@@ -32,7 +45,8 @@ def _halts(logits):
 def _halting(marker, least=0):
     """COCONUT's latents, of which one whose hidden state `_halts` says to is dropped."""
     policy = _plain(marker)
-    latent_policy, reasoner = policy.latent_policy, policy.reasoner
+    latent_policy = policy.latent_policy
+    reasoner = policy.reasoner
 
     def draw(params, hidden_BLD, keys_BL=None):
         over_BL = _halts(reasoner.logits(params, hidden_BLD))
@@ -48,14 +62,24 @@ def _halting(marker, least=0):
 
 def _slow(row: int, marker, least: int, config):
     """A row's latents, answer and its log-probability, by full forwards; noise is on prompt and all latents."""
-    slow, prompt, latents = SlowReasoner(), tiny.real_tokens(PROMPTS, row), []
+    slow = SlowReasoner()
+    prompt = tiny.real_tokens(PROMPTS, row)
+    latents = []
 
     def thought():
         everywhere = dataclasses.replace(config, dropout_where="all", answer_slots=8)
-        factors = tiny.slow_factors(KEYS[row], KEYS[row], len(prompt), len(latents), everywhere)
-        quiet = np.arange(len(prompt) + len(latents) + 8)[:, None] >= len(prompt) + len(latents)
-        slow.factors = {site: np.where(quiet, 1, each) for site, each in factors.items()}
-        return np.concatenate([slow.embed(prompt), *(latent[None] for latent in latents)])
+        factors = tiny.slow_factors(
+            KEYS[row], KEYS[row], len(prompt), len(latents), everywhere
+        )
+        quiet = np.arange(len(prompt) + len(latents) + 8)[:, None] >= len(prompt) + len(
+            latents
+        )
+        slow.factors = {
+            site: np.where(quiet, 1, each) for site, each in factors.items()
+        }
+        return np.concatenate(
+            [slow.embed(prompt), *(latent[None] for latent in latents)]
+        )
 
     while len(latents) < config.max_latents:
         last = slow.hidden(thought())[-1]
@@ -76,7 +100,9 @@ def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
 
     @compiled
     def make(params):
-        made = sample(policy, params, PROMPTS, KEYS, jnp.full(len(LENGTHS), ROLLOUT.max_latents))
+        made = sample(
+            policy, params, PROMPTS, KEYS, jnp.full(len(LENGTHS), ROLLOUT.max_latents)
+        )
         again = replay(policy, params, PROMPTS, made)
         found = [answer_after_replay(policy, params, again, made, made.tokens)]
         for layout in ("packed", "rows"):
@@ -86,36 +112,63 @@ def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
         return made, again.actions["of"], scores, found
 
     made, again, scores, found = make(both_params())
-    lengths, T = np.asarray(made.lengths), ROLLOUT.max_latents
+    lengths = np.asarray(made.lengths)
+    T = ROLLOUT.max_latents
     assert {least, T} <= set(lengths.tolist())
     for row in range(len(LENGTHS)):
         latents, tokens, total = _slow(row, marker, least, policy.config)
         assert lengths[row] == len(latents)
         assert np.asarray(made.tokens[row]).tolist() == padded(tokens)
         for actions in (made.actions["of"], again, scores.actions["of"]):
-            np.testing.assert_allclose(actions[row, : len(latents)], np.reshape(latents, (-1, 16)), atol=2e-4)
-        assert [float(each[row]) for each in found] == pytest.approx([total] * 3, rel=1e-4)
+            np.testing.assert_allclose(
+                actions[row, : len(latents)], np.reshape(latents, (-1, 16)), atol=2e-4
+            )
+        assert [float(each[row]) for each in found] == pytest.approx(
+            [total] * 3, rel=1e-4
+        )
 
 
 def test_a_row_each_is_all_in_one_row():
     """Without a marker and under noise: what is drawn, what is said and every gradient."""
-    policy, thoughts = _plain((), max_latents=3, temperature=1.0), np.array([3, 1, 2, 3])
-    prompts, noise = tiny.take_rows(PROMPTS, [0, 1]), PassKeys(keys_of(2, 2), keys_of(4, 3))
+    policy = _plain((), max_latents=3, temperature=1.0)
+    thoughts = np.array([3, 1, 2, 3])
+    prompts = tiny.take_rows(PROMPTS, [0, 1])
+    noise = PassKeys(keys_of(2, 2), keys_of(4, 3))
 
     @compiled
     def make(params):
         drawn = sample(policy, params, prompts, keys_of(4, 1), thoughts)
 
         def total(params, layout):
-            scores = score(dataclasses.replace(policy, layout=layout), params, prompts, drawn, noise)
-            actions = jnp.where((np.arange(3) < thoughts[:, None])[..., None], scores.actions, 0)
-            return scores.answer_log_prob.sum() + (actions**2).sum(), (scores.answer_log_prob, actions)
+            scores = score(
+                dataclasses.replace(policy, layout=layout),
+                params,
+                prompts,
+                drawn,
+                noise,
+            )
+            actions = jnp.where(
+                (np.arange(3) < thoughts[:, None])[..., None], scores.actions, 0
+            )
+            return scores.answer_log_prob.sum() + (actions**2).sum(), (
+                scores.answer_log_prob,
+                actions,
+            )
 
-        return drawn.tokens, [jax.grad(total, has_aux=True)(params, layout) for layout in ("packed", "rows")]
+        return drawn.tokens, [
+            jax.grad(total, has_aux=True)(params, layout)
+            for layout in ("packed", "rows")
+        ]
 
     tokens, ((expected, theirs), (gradient, scores)) = make(both_params())
     assert len(np.unique(tokens, axis=0)) == 4
     assert_close(scores, theirs, rtol=1e-5, atol=1e-5)
-    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected["reasoner"]))
-    assert_close(gradient["reasoner"], expected["reasoner"], atol=1e-5 * largest)
+    largest = max(
+        float(jnp.abs(x).max()) for x in jax.tree.leaves(expected["reasoner"])
+    )
+    assert_close(
+        gradient["reasoner"],
+        expected["reasoner"],
+        atol=1e-5 * largest,
+    )
     assert largest > 0.1

@@ -14,10 +14,26 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from tiny import REASONER, ROLLOUT, SlowReasoner, both_params, compiled, keys_of, policy_of, random_prompts
+from tiny import (
+    REASONER,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+)
 
 TopK = LATENT_POLICIES["gumbel_top_k"]
-SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
+SOFT_GRPO = {
+    "top_k": 5,
+    "least": 1,
+    "most": 5,
+    "shift": 0.0,
+    "tau": 0.1,
+    "likelihood": "clipped",
+}
 
 
 def _drawer(**settings):
@@ -26,21 +42,40 @@ def _drawer(**settings):
     latent_policy = TopK(**settings)(reasoner, None)
 
     def draw(logits_NV, keys_N=None):
-        action = latent_policy.draw({}, logits_NV[:, None], None if keys_N is None else keys_N[:, None])
+        action = latent_policy.draw(
+            {}, logits_NV[:, None], None if keys_N is None else keys_N[:, None]
+        )
         return jax.tree.map(lambda x: x[:, 0], action)
 
     return compiled(draw)
 
 
-def _slow_draw(logits, noise, *, top_k=0, top_p=0.95, least=10, most=10, low=-1.5, high=3.0, shift=1.5, soft=False):
+def _slow_draw(
+    logits,
+    noise,
+    *,
+    top_k=0,
+    top_p=0.95,
+    least=10,
+    most=10,
+    low=-1.5,
+    high=3.0,
+    shift=1.5,
+    soft=False,
+):
     """(ids, scores) of one position; `noise` [V] is that of the likeliest, the second, .."""
     log_p = special.log_softmax(np.asarray(logits, np.float64))
     order = np.argsort(-log_p, kind="stable")[: top_k or None]
-    share, found = special.softmax(log_p[order]), []
+    share = special.softmax(log_p[order])
+    found = []
     inside = (np.cumsum(share) - share < top_p) | (np.arange(len(order)) < least)
     whole = share[inside].sum()
     for place, token in enumerate(order):
-        base = log_p[token] if not soft else np.log(share[place] / whole * inside[place] + 1e-6)
+        base = (
+            log_p[token]
+            if not soft
+            else np.log(share[place] / whole * inside[place] + 1e-6)
+        )
         if inside[place] or soft:
             found.append((base + min(max(noise[place], low), high) + shift, token))
     found.sort(key=lambda each: -each[0])
@@ -49,19 +84,35 @@ def _slow_draw(logits, noise, *, top_k=0, top_p=0.95, least=10, most=10, low=-1.
 
 
 @pytest.mark.parametrize(
-    ("settings", "soft"), [({}, False), ({"top_p": 0.5, "least": 4, "most": 3}, False), (SOFT_GRPO, True)]
+    ("settings", "soft"),
+    [({}, False), ({"top_p": 0.5, "least": 4, "most": 3}, False), (SOFT_GRPO, True)],
 )
 def test_scores_are_a_loop_s(settings, soft):
     logits = np.random.default_rng(0).normal(size=(60, 40)).astype(np.float32) * 2
-    keys, width = keys_of(60), settings.get("top_k") or 40
+    keys = keys_of(60)
+    width = settings.get("top_k") or 40
     noise = np.asarray(jax.vmap(lambda key: jax.random.gumbel(key, (width,)))(keys))
     found = jax.device_get(_drawer(**settings)(logits, keys))
-    known = {name: value for name, value in settings.items() if name not in ("tau", "likelihood")}
+    known = {
+        name: value
+        for name, value in settings.items()
+        if name not in ("tau", "likelihood")
+    }
     reordered = 0
     for row in range(60):
-        ids, scores = _slow_draw(logits[row], noise[row], soft=soft, **known)
+        ids, scores = _slow_draw(
+            logits[row],
+            noise[row],
+            soft=soft,
+            **known,
+        )
         assert found["ids"][row].tolist() == ids
-        np.testing.assert_allclose(found["scores"][row], scores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found["scores"][row],
+            scores,
+            rtol=1e-4,
+            atol=1e-5,
+        )
         reordered += ids[0] != logits[row].argmax()
     assert 5 < reordered < 60
     clean = jax.device_get(_drawer(**settings)(logits))
@@ -84,22 +135,38 @@ def test_the_gradient_depends_on_the_advantage_s_sign(advantage):
 
     def value(log_p, turned=False):
         d = scores.astype(np.float64) - log_p
-        return np.mean(np.where(turned & (d < 0), d - np.exp(d), -d - np.exp(-d)))
+        return np.mean(
+            np.where(
+                turned & (d < 0),
+                d - np.exp(d),
+                -d - np.exp(-d),
+            )
+        )
 
-    found, gradient = jax.value_and_grad(lambda log_p: likelihood(scores, log_p, jnp.float32(advantage)))(
-        jnp.asarray(log_p, jnp.float32)
-    )
+    found, gradient = jax.value_and_grad(
+        lambda log_p: likelihood(scores, log_p, jnp.float32(advantage))
+    )(jnp.asarray(log_p, jnp.float32))
     assert found == pytest.approx(value(log_p), rel=1e-5)
     turned = advantage <= 0
-    np.testing.assert_allclose(gradient, _finite_differences(lambda x: value(x, turned), log_p), rtol=1e-3)
-    plain = jax.grad(lambda log_p: likelihood(scores, log_p))(jnp.asarray(log_p, jnp.float32))
+    np.testing.assert_allclose(
+        gradient, _finite_differences(lambda x: value(x, turned), log_p), rtol=1e-3
+    )
+    plain = jax.grad(lambda log_p: likelihood(scores, log_p))(
+        jnp.asarray(log_p, jnp.float32)
+    )
     np.testing.assert_allclose(plain, _finite_differences(value, log_p), rtol=1e-3)
 
 
 def test_soft_grpo_s_likelihood_is_a_loop_s():
     rng = np.random.default_rng(0)
-    p, scores = rng.dirichlet(np.full(8, 0.4), size=40)[:, :5], rng.normal(size=(40, 5)) * 3 - 2
-    found = TopK(**SOFT_GRPO).log_prob(jnp.asarray(scores, jnp.float32), jnp.log(jnp.asarray(p, jnp.float32) + 1e-30))
+    p = rng.dirichlet(
+        np.full(8, 0.4),
+        size=40,
+    )[:, :5]
+    scores = rng.normal(size=(40, 5)) * 3 - 2
+    found = TopK(**SOFT_GRPO).log_prob(
+        jnp.asarray(scores, jnp.float32), jnp.log(jnp.asarray(p, jnp.float32) + 1e-30)
+    )
     left_out = cut = 0
     for row in range(40):
         terms = []
@@ -122,22 +189,34 @@ END = 7
 def test_a_thought_halts_at_the_likeliest_token_or_the_highest_score():
     """Without noise at the first alone."""
     logits = np.zeros((300, 30), np.float32)
-    logits[:100, END], logits[100:200, END] = 4, -20
+    logits[:100, END] = 4
+    logits[100:200, END] = -20
     logits[100:, 3] = 1.0
     found = jax.device_get(_drawer(halt_id=END)(logits, keys_of(300)))
     highest = found["ids"][:, 0] == END
     assert 0 < highest[:100].sum() < 100
     assert found["halts"][:100].all()
     assert not found["halts"][100:200].any()
-    np.testing.assert_array_equal(found["halts"][200:], highest[200:])
+    np.testing.assert_array_equal(
+        found["halts"][200:],
+        highest[200:],
+    )
     assert 0 < highest[200:].sum() < 100
     clean = jax.device_get(_drawer(halt_id=END)(logits))
     np.testing.assert_array_equal(clean["halts"], np.arange(300) < 100)
 
 
-CLOSING, T, A = (END, 23, 24), 4, 3
+CLOSING = (END, 23, 24)
+T = 4
+A = 3
 CONFIG = dataclasses.replace(
-    ROLLOUT, closing_ids=CLOSING, max_latents=T, answer_slots=A, stopping="length", dropout_rate=0.0, temperature=0.6
+    ROLLOUT,
+    closing_ids=CLOSING,
+    max_latents=T,
+    answer_slots=A,
+    stopping="length",
+    dropout_rate=0.0,
+    temperature=0.6,
 )
 PROMPTS = random_prompts((3, 7, 5, 4), 8)
 
@@ -145,36 +224,61 @@ PROMPTS = random_prompts((3, 7, 5, 4), 8)
 @pytest.mark.slow
 def test_rollouts_and_their_likelihoods_are_a_loop_s():
     """Thoughts of 0 to T steps, whose end and all of whose tokens' likelihoods are at the answers' temperature."""
-    policy, params = policy_of(CONFIG, REASONER, "gumbel_top_k", halt_id=END), both_params()
+    policy = policy_of(CONFIG, REASONER, "gumbel_top_k", halt_id=END)
+    params = both_params()
     prompts = repeat_rows(PROMPTS, 12)
-    advantages = jnp.asarray(np.random.default_rng(0).normal(size=(48, T)), jnp.float32)
+    advantages = jnp.asarray(
+        np.random.default_rng(0).normal(size=(48, T)),
+        jnp.float32,
+    )
 
     @compiled
     def run(params):
         made = sample(policy, params, prompts, keys_of(48), T)
         how = {"advantages_NT": advantages, "temperature": 0.6}
-        return made, score(policy, params, PROMPTS, made, None, **how), score(policy, params, PROMPTS, made, None)
+        return (
+            made,
+            score(policy, params, PROMPTS, made, None, **how),
+            score(policy, params, PROMPTS, made, None),
+        )
 
     made, scores, plain = run(params)
     slow = SlowReasoner()
     assert set(np.asarray(made.lengths).tolist()) >= {0, 1, T}
-    np.testing.assert_allclose(plain.action_log_probs, scores.action_log_probs, atol=1e-5)
+    np.testing.assert_allclose(
+        plain.action_log_probs, scores.action_log_probs, atol=1e-5
+    )
     for row in range(48):
-        length, inputs = int(made.lengths[row]), slow.prompt(prompts, row)
+        length = int(made.lengths[row])
+        inputs = slow.prompt(prompts, row)
         for step in range(length):
             log_p = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]))
-            ids, values = made.actions["ids"][row, step], np.asarray(made.actions["scores"][row, step], np.float64)
+            ids = made.actions["ids"][row, step]
+            values = np.asarray(
+                made.actions["scores"][row, step],
+                np.float64,
+            )
             g = values - log_p[np.asarray(ids)]
             assert -1e-4 < g.min() < g.max() < 4.5 + 1e-4
             assert END not in (log_p.argmax(), ids[0])
             expected = np.mean(-g - np.exp(-g))
-            assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, abs=2e-4)
-            inputs = np.concatenate([inputs, (special.softmax(values) @ slow.embed(ids))[None]])
+            assert float(scores.action_log_probs[row, step]) == pytest.approx(
+                expected, abs=2e-4
+            )
+            inputs = np.concatenate(
+                [inputs, (special.softmax(values) @ slow.embed(ids))[None]]
+            )
         said = spoken(made.tokens[row])
-        ended, *between = slow.log_probs(inputs, [*CLOSING, *said], 0.6)
+        ended, *between = slow.log_probs(
+            inputs,
+            [*CLOSING, *said],
+            0.6,
+        )
         assert float(scores.halting_log_prob[row]) == pytest.approx(ended, abs=2e-4)
         expected = between[len(CLOSING) - 1 :]
-        np.testing.assert_allclose(scores.token_log_probs[row, : len(said)], expected, atol=2e-4)
+        np.testing.assert_allclose(
+            scores.token_log_probs[row, : len(said)], expected, atol=2e-4
+        )
 
 
 @pytest.mark.parametrize(

@@ -25,21 +25,30 @@ def _rollout(reasoner=REASONER):
 
     def rolled_out(params, prompts):
         policy = policy_of(BY_LENGTH, reasoner)
-        return sample(policy, params, prompts, keys_of(len(LENGTHS)), jnp.array([3, 1, 2]))
+        return sample(
+            policy, params, prompts, keys_of(len(LENGTHS)), jnp.array([3, 1, 2])
+        )
 
     return rolled_out
 
 
 def _rolled_out(reasoner=REASONER):
     arguments = both_params(), random_prompts(LENGTHS, max(LENGTHS))
-    return jax.jit(_rollout(reasoner)).lower(*arguments).compile(compiler_options=FAST)(*arguments)
+    return (
+        jax.jit(_rollout(reasoner))
+        .lower(*arguments)
+        .compile(compiler_options=FAST)(*arguments)
+    )
 
 
 @pytest.mark.slow
 def test_weights_that_are_cast_once_make_the_same_rollouts():
-    ours, theirs = _rolled_out(), _rolled_out(UNCAST)
+    ours = _rolled_out()
+    theirs = _rolled_out(UNCAST)
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-    np.testing.assert_array_equal(ours.actions.astype(np.float32), theirs.actions.astype(np.float32))
+    np.testing.assert_array_equal(
+        ours.actions.astype(np.float32), theirs.actions.astype(np.float32)
+    )
     assert ours.actions.dtype == jnp.bfloat16
     assert len(np.unique(np.asarray(ours.tokens))) > 2
 
@@ -54,17 +63,26 @@ def _casts(jaxpr, in_loop=False):
 
 
 def test_no_loop_casts_a_matrix():
-    matrices = {x.shape for x in jax.tree.leaves(both_params()["reasoner"]) if x.ndim >= 2}
+    matrices = {
+        x.shape for x in jax.tree.leaves(both_params()["reasoner"]) if x.ndim >= 2
+    }
 
     def found(reasoner=REASONER):
-        jaxpr = jax.make_jaxpr(_rollout(reasoner))(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
-        return (matrices | {shape[::-1] for shape in matrices}) & set(_casts(jaxpr.jaxpr))
+        jaxpr = jax.make_jaxpr(_rollout(reasoner))(
+            both_params(), random_prompts(LENGTHS, max(LENGTHS))
+        )
+        return (matrices | {shape[::-1] for shape in matrices}) & set(
+            _casts(jaxpr.jaxpr)
+        )
 
     assert not found()
     assert found(UNCAST)
 
 
-@pytest.mark.parametrize(("backend", "expected"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")])
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")],
+)
 def test_accelerators_have_bfloat16_by_default(monkeypatch, backend, expected):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     assert activation_type("auto") == jnp.dtype(expected)

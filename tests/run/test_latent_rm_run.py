@@ -18,7 +18,7 @@ from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, params_digest
 from slpo_jax.policy.policy import Prompts
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.scorers import begun, latent_scores
+from slpo_jax.policy.scorers import init_reward_model, latent_scores
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run import latent_rm as labels
 from slpo_jax.run import train_stage
@@ -95,7 +95,7 @@ def labels_in(workdir) -> dict[str, np.ndarray]:
 def trained(workdir):
     """The reward model's parameters."""
     experiment = experiment_of(workdir)
-    like = begun(stage_params(experiment.stage("imitate")), experiment.reasoner.width)
+    like = init_reward_model(stage_params(experiment.stage("imitate")), experiment.reasoner.width)
     return load_params(experiment.workdir.stage_folder("latent_rm").path, like)
 
 

@@ -77,7 +77,7 @@ def test_latent_grpo_s_advantages_are_a_loop_s():
     advantages[0] = -np.abs(advantages[0])
     before_NC = rng.normal(-2, 1, (rows, T + A + 1)).astype(np.float32)
     thoughts = Trajectories(np.zeros((rows, T, 1)), lengths, tokens, keys=None, behaviour=before_NC)
-    found = GRPO(first_choice="best")._of_best_first(ADDITIVE, thoughts, advantages)
+    found = GRPO(first_choice="best").keep_best_first(ADDITIVE, thoughts, advantages)
 
     flat, chosen, firsts = advantages.ravel(), [], {np.mean: [], np.sum: []}
     for row in range(rows):

@@ -19,7 +19,7 @@ from slpo_jax.checkpoints.identity import read_reward_model
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import PromptedBatch, repeat_to
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.scorers import begun, latent_rm, latent_scores, thought_scores
+from slpo_jax.policy.scorers import init_reward_model, latent_rm, latent_scores, thought_scores
 from slpo_jax.training import latent_rm_loss as training
 from slpo_jax.training.latent_rm_loss import LabelledBatch, complete, draw_thoughts, make_loss, rank_loss
 from tiny import CONFIG, REASONER, ROLLOUT, SlowReasoner, both_params, compiled, load_hf, policy_of, random_params
@@ -31,7 +31,7 @@ HEAD, BIAS = RNG.normal(size=(D, 1)).astype(np.float32), np.float32(0.3)
 
 
 def reward_model(reasoner):
-    return begun({"reasoner": reasoner}, D) | {"classifier": {"kernel": HEAD, "bias": np.full(1, BIAS)}}
+    return init_reward_model({"reasoner": reasoner}, D) | {"classifier": {"kernel": HEAD, "bias": np.full(1, BIAS)}}
 
 
 PROMPTS = tiny.random_prompts(LENGTHS, max(LENGTHS))

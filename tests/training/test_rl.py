@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.score import are_cut
+from slpo_jax.policy.score import are_truncated
 from slpo_jax.rewards.unjudged import Unjudged
 from slpo_jax.training import rl_loss
 from slpo_jax.training.rl_loss import make_improvement, roll_out, rollout_sums
@@ -98,8 +98,8 @@ def test_answers_cut_at_the_limit_are_those_without_an_end():
     lengths = jnp.full(len(ANSWERS), 2)
     silent = Trajectories(jnp.zeros((len(ANSWERS), 2, 1)), lengths, tokens, keys=None)
     expected = np.array([row[1] for row in ANSWERS])
-    assert are_cut(policy, silent).tolist() == expected.tolist()
+    assert are_truncated(policy, silent).tolist() == expected.tolist()
     # A thought whose last word is an end has its end, whatever is in the answer's slots.
     said = jnp.array([[0, 5 if row % 2 else 0] for row in range(len(ANSWERS))])
     written = dataclasses.replace(silent, said=said)
-    assert are_cut(policy, written).tolist() == (expected & (np.arange(len(ANSWERS)) % 2 == 0)).tolist()
+    assert are_truncated(policy, written).tolist() == (expected & (np.arange(len(ANSWERS)) % 2 == 0)).tolist()

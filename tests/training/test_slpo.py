@@ -105,7 +105,7 @@ def test_equal_samples_give_the_floor_exactly(passes, scale):
 def test_a_term_of_weight_zero_is_left_out():
     """Not even its NaNs come through, nor to its gradient; of the other -(1/G) of the sum over both prompts."""
     advantages = jnp.array([[1.0, -1.0], [0.5, -0.5]])
-    loss = lambda one, other: policy_gradient_loss([(2.0, one), (0.0, other), None], advantages)  # noqa: E731
+    loss = lambda one, other: policy_gradient_loss([(2.0, one), (0.0, other)], advantages)  # noqa: E731
     value, gradient = jax.value_and_grad(loss, (0, 1))(jnp.array([1.0, 2, 3, 5]), jnp.full(4, jnp.nan))
     assert value == -(2 * (1 - 2) + 1 * (3 - 5)) / 2
     np.testing.assert_array_equal(gradient, [-advantages.ravel(), np.zeros(4)])

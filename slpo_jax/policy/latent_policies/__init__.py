@@ -6,7 +6,11 @@ from slpo_jax.policy.latent_policies.adalr import Adalr
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
 from slpo_jax.policy.latent_policies.latent import Additive, Colar, Latent
-from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.latent_policy import (
+    Action,
+    LatentPolicy,
+    LatentPolicySettings,
+)
 from slpo_jax.policy.latent_policies.soft_tokens import Gumbel, NoisySoft, Soft
 from slpo_jax.settings import Checked, selection
 
@@ -21,7 +25,7 @@ LATENT_POLICIES: dict[str, type[LatentPolicySettings]] = {
     "gumbel_top_k": GumbelTopK,
     "hybrid": Hybrid,
 }
-"""By name the settings of a latent policy (`config.latent_policy.NAME`), which make it of a reasoner and a gate."""
+"""By name the settings of a latent policy (`config.latent_policy.NAME`), which make it for a reasoner and a gate."""
 
 
 def with_likelihood(in_vectors: bool = False) -> str:
@@ -30,36 +34,46 @@ def with_likelihood(in_vectors: bool = False) -> str:
     Args:
         in_vectors: without those whose thoughts are tokens.
     """
-    settings = LATENT_POLICIES.items()
-    return ", ".join(name for name, kind in settings if kind.has_likelihood and not (in_vectors and kind.writes))
+    names = []
+    for name, settings in LATENT_POLICIES.items():
+        if in_vectors and settings.writes:
+            continue
+        if settings.has_likelihood:
+            names.append(name)
+    return ", ".join(names)
 
 
 def own_of(architecture: str) -> str:
     """Return the name of the latent policy that is for this architecture alone; "" where there is none."""
-    return next((name for name, kind in LATENT_POLICIES.items() if kind.of_architecture == architecture), "")
+    for name, settings in LATENT_POLICIES.items():
+        if settings.of_architecture == architecture:
+            return name
+    return ""
 
 
 def has_parameters(name: str) -> bool:
-    """Tell whether a latent policy has parameters of its own, as far as can be told of one that is not here."""
+    """Return whether a latent policy may have parameters of its own; one that is not here may."""
     return name not in LATENT_POLICIES or LATENT_POLICIES[name].has_parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class LatentPolicyConfig(Checked):
-    """The section `config.latent_policy`: the name of the one that is used, and beside it the settings of each."""
+    """The section `config.latent_policy`: the name of the latent policy in use, and beside it the settings of each."""
 
     name: str = "latent"
 
     @property
     def selected(self) -> LatentPolicySettings:
-        """The settings of the latent policy that is used."""
+        """The settings of the latent policy in use."""
         settings: LatentPolicySettings = getattr(self, self.name)
         return settings
 
 
 def latent_policy_config() -> LatentPolicyConfig:
     """Make the defaults, with a section for each of `LATENT_POLICIES`."""
-    section: LatentPolicyConfig = selection(LatentPolicyConfig, "name", "latent", LATENT_POLICIES)
+    section: LatentPolicyConfig = selection(
+        LatentPolicyConfig, "name", "latent", LATENT_POLICIES
+    )
     return section
 
 

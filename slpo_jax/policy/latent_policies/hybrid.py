@@ -1,4 +1,4 @@
-"""Hybrid thought (HRPO, Yue et al., 2025): each step is a sampled token, and a share of what it was drawn from."""
+"""Hybrid thought (HRPO, Yue et al., 2025): each step is a sampled token and a share of its law's mixture."""
 
 import dataclasses
 
@@ -8,20 +8,26 @@ import jax.numpy as jnp
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.latent_policy import (
+    LatentPolicy,
+    LatentPolicySettings,
+)
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import setting
 
-_SHARPNESS = 8.0  # c of the decay, as Griffin's (De et al., 2024) recurrent gate has it
-_MOST = 0.999  # of a decay, at the start
-_SPREAD = 0.02  # of the gates' weights, at the start
+# c of the decay, as in Griffin's recurrent gate (De et al., 2024).
+_SHARPNESS = 8.0
+# The greatest decay at the start.
+_MOST = 0.999
+# The standard deviation of the gates' weights at the start.
+_SPREAD = 0.02
 _EPSILON = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
 class Hybrid(LatentPolicySettings):
-    """Token w of q = softmax(logits / temperature), cut to the likeliest, is fed as a e_w + sqrt(1 - a^2) i s.
+    """Token w of q = softmax(logits / temperature), truncated to the likeliest, is fed as a e_w + sqrt(1 - a^2) i s.
 
     s = q^T E / |q|_2, and of e_w the gates r = sig(W_r e_w + b_r), i = sig(W_i e_w + b_i) and the decay
     a = exp(-8 softplus(-L) r), with parameters {"recurrence", "input", "decay"} of the latent policy's own.
@@ -52,40 +58,73 @@ class Hybrid(LatentPolicySettings):
         D = reasoner.width
 
         def init(key):
-            *keys, decay_key = jax.random.split(key, 3)
-            kernels = [_SPREAD * jax.random.normal(kernel_key, (D, D)) for kernel_key in keys]
-            u_D = jax.random.uniform(decay_key, (D,), minval=self.r_min, maxval=_MOST)
+            recurrence_key, input_key, decay_key = jax.random.split(key, 3)
+            recurrence_DD = _SPREAD * jax.random.normal(recurrence_key, (D, D))
+            input_DD = _SPREAD * jax.random.normal(input_key, (D, D))
+            # L such that exp(-8 softplus(-L)) is u.
+            u_D = jax.random.uniform(
+                decay_key,
+                (D,),
+                minval=self.r_min,
+                maxval=_MOST,
+            )
+            decay_D = -jnp.log(jnp.expm1(-jnp.log(u_D) / _SHARPNESS))
             return {
-                "recurrence": {"kernel": kernels[0], "bias": jnp.zeros(D)},
-                "input": {"kernel": kernels[1], "bias": jnp.zeros(D)},
-                "decay": -jnp.log(jnp.expm1(-jnp.log(u_D) / _SHARPNESS)),
+                "recurrence": {"kernel": recurrence_DD, "bias": jnp.zeros(D)},
+                "input": {"kernel": input_DD, "bias": jnp.zeros(D)},
+                "decay": decay_D,
             }
 
         def draw(params, hidden_BLD, keys_BL=None):
-            logits_BLV = reasoner.logits(params, hidden_BLD)
-            logits_BLM, ids_BLM = most_likely(logits_BLV / self.temperature, self.top_k, 1.0)
+            # q, of the likeliest tokens or of all.
+            logits_BLV = reasoner.logits(params, hidden_BLD) / self.temperature
+            logits_BLM, ids_BLM = most_likely(logits_BLV, self.top_k, 1.0)
             if ids_BLM is None:
-                ids_BLM = jnp.broadcast_to(jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape)
+                ids_M = jnp.arange(logits_BLM.shape[-1])
+                ids_BLM = jnp.broadcast_to(ids_M, logits_BLM.shape)
+
+            # A token of it: drawn, or the likeliest without noise.
             if keys_BL is None:
                 place_BL = jnp.argmax(logits_BLM, axis=-1)
             else:
-                place_BL = jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, logits_BLM)
-            token_BL = jnp.take_along_axis(ids_BLM, place_BL[..., None], axis=-1)[..., 0]
-            return {"token": token_BL, "ids": ids_BLM, "weights": jax.nn.softmax(logits_BLM, axis=-1)}
+                draw_places = jax.vmap(jax.vmap(jax.random.categorical))
+                place_BL = draw_places(keys_BL, logits_BLM)
+            token_BL1 = jnp.take_along_axis(
+                ids_BLM,
+                place_BL[..., None],
+                axis=-1,
+            )
+            return {
+                "token": token_BL1[..., 0],
+                "ids": ids_BLM,
+                "weights": jax.nn.softmax(logits_BLM, axis=-1),
+            }
 
         def feed(params, action):
             e_BLD = reasoner.embed(params, action["token"])
             s_BLD = mixture(reasoner, params, action["ids"], action["weights"])
-            norm_BL1 = jnp.linalg.norm(action["weights"], axis=-1, keepdims=True)
-            # Where there is no action, in the slots after a thought's end, there are no weights.
+            norm_BL1 = jnp.linalg.norm(
+                action["weights"],
+                axis=-1,
+                keepdims=True,
+            )
+            # The slots after a thought's end have no action, and so no weights.
             s_BLD = jax.lax.stop_gradient(s_BLD / jnp.maximum(norm_BL1, _EPSILON))
             x_BLD = mixed(params[LATENT_POLICY], e_BLD, s_BLD)
             if self.end_id is None:
                 return x_BLD
-            return jnp.where((action["token"] == self.end_id)[..., None], e_BLD, x_BLD)
+            is_end_BL1 = ends(params, action)[..., None]
+            return jnp.where(is_end_BL1, e_BLD, x_BLD)
+
+        def ends(params, action):
+            return action["token"] == self.end_id
+
+        def says(params, action):
+            return action["token"]
 
         def log_prob(params, hidden_BLD, action):
-            return reasoner.log_probs(params, hidden_BLD, action["token"])[0]
+            log_probs_BL, _ = reasoner.log_probs(params, hidden_BLD, action["token"])
+            return log_probs_BL
 
         return LatentPolicy.seen_as_fed(
             gate,
@@ -93,13 +132,17 @@ class Hybrid(LatentPolicySettings):
             feed,
             init=init,
             log_prob=log_prob,
-            ends=None if self.end_id is None else lambda params, action: action["token"] == self.end_id,
-            says=lambda params, action: action["token"],
+            ends=None if self.end_id is None else ends,
+            says=says,
             rates=(("decay", self.decay_rate),),
         )
 
 
-def mixed(params, e_BLD: jax.Array, s_BLD: jax.Array) -> jax.Array:
+def mixed(
+    params,
+    e_BLD: jax.Array,
+    s_BLD: jax.Array,
+) -> jax.Array:
     """Mix a e + sqrt(1 - a^2 + 1e-8) i s (HRPO, Yue et al., 2025), of the type of e.
 
     Args:
@@ -110,9 +153,12 @@ def mixed(params, e_BLD: jax.Array, s_BLD: jax.Array) -> jax.Array:
     wide_BLD = e_BLD.astype(jnp.float32)
 
     def gate(name):
-        return jax.nn.sigmoid(wide_BLD @ params[name]["kernel"] + params[name]["bias"][None, None])
+        layer = params[name]
+        logits_BLD = wide_BLD @ layer["kernel"] + layer["bias"][None, None]
+        return jax.nn.sigmoid(logits_BLD)
 
     slowness_D = _SHARPNESS * jax.nn.softplus(-params["decay"])
     a_BLD = jnp.exp(-slowness_D[None, None] * gate("recurrence"))
     share_BLD = jnp.sqrt(1.0 - jnp.square(a_BLD) + _EPSILON) * gate("input")
-    return (a_BLD * wide_BLD + share_BLD * s_BLD.astype(jnp.float32)).astype(e_BLD.dtype)
+    x_BLD = a_BLD * wide_BLD + share_BLD * s_BLD.astype(jnp.float32)
+    return x_BLD.astype(e_BLD.dtype)

@@ -94,7 +94,8 @@ class Colar(LatentPolicySettings):
             if not reasoner.gaussian or keys_BL is None:
                 return reasoner.transition(params, hidden_BLD).astype(jnp.float32)
             gaussian = law(params, hidden_BLD)
-            return reasoner.unit * (gaussian.mean + gaussian.std * standard_normal(keys_BL, gaussian.mean))
+            noise_BLD = standard_normal(keys_BL, gaussian.mean)
+            return reasoner.unit * (gaussian.mean + gaussian.std * noise_BLD)
 
         def halts(params, hidden_BLD, keys_BL):
             if self.end_id is None:
@@ -102,22 +103,41 @@ class Colar(LatentPolicySettings):
             logits_BLV = reasoner.logits(params, hidden_BLD)
             if keys_BL is None:
                 return jnp.argmax(logits_BLV, axis=-1) == self.end_id
-            keys_BL = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, 1)))(keys_BL)
-            return jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, logits_BLV) == self.end_id
+
+            # The token has a key of its own, beside the latent's.
+            def draw_token(key, logits_V):
+                return jax.random.categorical(jax.random.fold_in(key, 1), logits_V)
+
+            token_BL = jax.vmap(jax.vmap(draw_token))(keys_BL, logits_BLV)
+            return token_BL == self.end_id
 
         def draw(params, hidden_BLD, keys_BL=None):
-            return {"of": latents(params, hidden_BLD, keys_BL), "halts": halts(params, hidden_BLD, keys_BL)}
+            return {
+                "of": latents(params, hidden_BLD, keys_BL),
+                "halts": halts(params, hidden_BLD, keys_BL),
+            }
 
         def log_prob(params, hidden_BLD, action):
-            return norm.logpdf(action["of"] / reasoner.unit, *law(params, hidden_BLD)).mean(axis=-1)
+            u_BLD = action["of"] / reasoner.unit
+            mean_BLD, std_BLD = law(params, hidden_BLD)
+            return norm.logpdf(u_BLD, mean_BLD, std_BLD).mean(axis=-1)
+
+        def feed(params, action):
+            return action["of"].astype(reasoner.config.dtype)
+
+        def stop_logits(params, action, dropout=None):
+            return gate.logits(params, action["of"], dropout)
+
+        def has_halted(params, action):
+            return action["halts"]
 
         return LatentPolicy(
             init=lambda key: {},
             draw=draw,
-            feed=lambda params, action: action["of"].astype(reasoner.config.dtype),
-            stop_logits=lambda params, action, dropout=None: gate.logits(params, action["of"], dropout),
+            feed=feed,
+            stop_logits=stop_logits,
             log_prob=log_prob if reasoner.gaussian else None,
-            halts=None if self.end_id is None else lambda params, action: action["halts"],
+            halts=None if self.end_id is None else has_halted,
             halting_log_prob=token_log_prob(reasoner, self.end_id),
             least=self.least,
         )

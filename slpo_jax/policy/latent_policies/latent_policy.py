@@ -17,12 +17,12 @@ from slpo_jax.settings import Checked
 
 Params = Any
 Action = Any
-"""What is chosen at a step of thought: a pytree of arrays [B, L, ..]."""
+"""The choice at a step of thought: a pytree of arrays [B, L, ..]."""
 
 
 @dataclass(frozen=True)
 class LatentPolicy:
-    """The law of one step of thought: what is chosen after a hidden state, and what it is fed as.
+    """The law of one step of thought: the action after a hidden state, and the vector that it is fed as.
 
     Every function takes the whole parameter tree first (see `models.parts`), and arrays of B rows of L positions.
 
@@ -46,7 +46,7 @@ class LatentPolicy:
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
         rates: (name, factor): learning rates of its own parameters, by their top-level names, as multiples of
-            `Objective.latent_policy_learning_rate`; 1 for what is not there.
+            `Objective.latent_policy_learning_rate`; 1 for other names.
     """
 
     init: Callable[[jax.Array], Params]
@@ -63,28 +63,43 @@ class LatentPolicy:
     rates: tuple[tuple[str, float], ...] = ()
 
     def known_last(self, last: jax.Array) -> jax.Array:
-        """Tell which steps that are their thought's last are known to be when they are fed: none where it may halt.
+        """Return which of the last steps are known to be the last when they are fed: none where thought may halt.
 
         Those are fed without dropout's noise (`noise.latent_dropout`).
         """
-        return last if self.halts is None else jnp.zeros_like(last)
+        if self.halts is None:
+            return last
+        return jnp.zeros_like(last)
 
     @classmethod
-    def seen_as_fed(cls, gate: Gate, draw: Callable[..., Action], feed: Callable = lambda params, x: x, **law) -> Self:
-        """Make a law without parameters of its own, whose gate sees what is fed, by default the action itself."""
+    def seen_as_fed(
+        cls,
+        gate: Gate,
+        draw: Callable[..., Action],
+        feed: Callable = lambda params, x: x,
+        **law,
+    ) -> Self:
+        """Make a law whose gate sees the vector that is fed, by default the action itself.
+
+        Args:
+            law: the other attributes; without `init` it has no parameters of its own.
+        """
 
         def stop_logits(params, action, dropout=None):
             return gate.logits(params, feed(params, action), dropout)
 
-        return cls(**{"init": lambda key: {}, "draw": draw, "feed": feed, "stop_logits": stop_logits} | law)
+        law.setdefault("init", lambda key: {})
+        law.setdefault("stop_logits", stop_logits)
+        return cls(draw=draw, feed=feed, **law)
 
     def not_halting(self) -> Self:
         """Return the law for thoughts of known length: `halts` fires nowhere."""
 
         def never(params, action):
-            return jnp.zeros(jax.tree.leaves(action)[0].shape[:2], bool)
+            first_leaf = jax.tree.leaves(action)[0]
+            return jnp.zeros(first_leaf.shape[:2], bool)
 
-        return replace(self, halts=self.halts and never)
+        return replace(self, halts=None if self.halts is None else never)
 
 
 def token_log_prob(reasoner: Reasoner, token: int | None) -> Callable[[Params, jax.Array], jax.Array] | None:
@@ -99,12 +114,21 @@ def token_log_prob(reasoner: Reasoner, token: int | None) -> Callable[[Params, j
 
 
 def standard_normal(keys_BL: jax.Array, like_BLD: jax.Array) -> jax.Array:
-    """Draw [B, L, D] of the type of `like_BLD`, a key a position."""
-    draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, like_BLD.shape[-1:], like_BLD.dtype)))
-    return draw(keys_BL)
+    """Draw [B, L, D] of the type of `like_BLD`, with one key for each position."""
+
+    def draw(key):
+        return jax.random.normal(
+            key,
+            like_BLD.shape[-1:],
+            like_BLD.dtype,
+        )
+
+    return jax.vmap(jax.vmap(draw))(keys_BL)
 
 
-def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Array) -> jax.Array:
+def gaussian_log_prob(
+    h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Array
+) -> jax.Array:
     """Return log N(h; mu, variance * I), summed over D (paper section 4.2).
 
     Args:
@@ -115,13 +139,16 @@ def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Arr
     """
     chex.assert_equal_shape([h_D, mu_D])
     log: Callable[..., Any] = math.log if isinstance(variance, float) else jnp.log
-    away_D = (h_D - mu_D).astype(jnp.float32)
-    constant = -0.5 * away_D.shape[-1] * log(2 * math.pi * variance)
-    return constant - jnp.sum(jnp.square(away_D), axis=-1) / (2 * variance)
+    offset_D = (h_D - mu_D).astype(jnp.float32)
+    constant = -0.5 * offset_D.shape[-1] * log(2 * math.pi * variance)
+    distance = jnp.sum(jnp.square(offset_D), axis=-1)
+    return constant - distance / (2 * variance)
 
 
 def gaussian_latent_policy(
-    mean: Callable[[Params, jax.Array], jax.Array], sigma: Callable[[Params], float | jax.Array], gate: Gate
+    mean: Callable[[Params, jax.Array], jax.Array],
+    sigma: Callable[[Params], float | jax.Array],
+    gate: Gate,
 ) -> LatentPolicy:
     """Make the law mean + sigma n, n standard normal: the action is the noisy input, which the gate sees too.
 
@@ -134,10 +161,13 @@ def gaussian_latent_policy(
         mean_BLD = mean(params, hidden_BLD)
         if keys_BL is None:
             return mean_BLD
-        return mean_BLD + (sigma(params) * standard_normal(keys_BL, mean_BLD)).astype(mean_BLD.dtype)
+        noise_BLD = sigma(params) * standard_normal(keys_BL, mean_BLD)
+        return mean_BLD + noise_BLD.astype(mean_BLD.dtype)
 
     def log_prob(params, hidden_BLD, x_BLD):
-        return gaussian_log_prob(x_BLD, mean(params, hidden_BLD), sigma(params) ** 2)
+        mean_BLD = mean(params, hidden_BLD)
+        variance = sigma(params) ** 2
+        return gaussian_log_prob(x_BLD, mean_BLD, variance)
 
     return LatentPolicy.seen_as_fed(gate, draw, log_prob=log_prob)
 
@@ -147,9 +177,9 @@ class LatentPolicySettings(Checked, abc.ABC):
     """A latent policy's settings, a frozen dataclass that is its own config section; calling it makes the policy."""
 
     of_latents: ClassVar[bool] = False
-    """Whether it feeds the reasoner's own latents, which a text reasoner has none of."""
+    """Whether it feeds the reasoner's own latents; a text reasoner has none."""
     of_architecture: ClassVar[str] = ""
-    """The architecture that it is for alone; "" is for others too."""
+    """The only architecture that it is for; "" is for others too."""
     writes: ClassVar[bool] = False
     """Whether it has `says`: a latent reasoner writes only after its thought."""
     has_parameters: ClassVar[bool] = False
@@ -179,7 +209,9 @@ class LatentPolicySettings(Checked, abc.ABC):
         """The number of tokens that it mixes, always the likeliest, 0 being all; None where it draws."""
         return None
 
-    def with_ids(self, token: Callable[[str], int], closing_ids: tuple[int, ...]) -> Self:
+    def with_ids(
+        self, token: Callable[[str], int], closing_ids: tuple[int, ...]
+    ) -> Self:
         """Return the settings in a vocabulary: `config.prompt.closing`, if it is there, ends thoughts by `halt_id`.
 
         Args:
@@ -190,12 +222,19 @@ class LatentPolicySettings(Checked, abc.ABC):
         """
         ids: dict[str, Any] = {}
         if closing_ids and hasattr(self, "halt_id"):
-            ids = {"halt_id": closing_ids[0]}
+            ids["halt_id"] = closing_ids[0]
         elif self.stop_token:
-            ids = {"end_id": token(self.stop_token)}
+            ids["end_id"] = token(self.stop_token)
         return replace(self, **ids)
 
-    def check(self, name: str, architecture: Any, reasoner: str, max_latents: int, closing: str) -> None:
+    def check(
+        self,
+        name: str,
+        architecture: Any,
+        reasoner: str,
+        max_latents: int,
+        closing: str,
+    ) -> None:
         """Refuse a run that the latent policy can't be used in.
 
         Args:
@@ -207,18 +246,26 @@ class LatentPolicySettings(Checked, abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
-        in_words = self.writes or bool(not self.of_latents and self.stop_token)
+        name_key = key_name("config.latent_policy.name")
+        latents_key = key_name("config.max_latents")
+        ends_by_text = bool(not self.of_latents and self.stop_token)
+        in_words = self.writes or ends_by_text
+
+        # The reasoner has to be one that it is for.
         if self.of_latents and max_latents and not architecture.has_latents:
             raise UserError(
-                f"{key_name('config.max_latents')}: {max_latents}, but {reasoner} has no latents for "
-                f"{key_name('config.latent_policy.name')}={name}; set it to 0, or use another latent policy"
+                f"{latents_key}: {max_latents}, but {reasoner} has no latents for "
+                f"{name_key}={name}; set it to 0, or use another latent policy"
             )
-        if self.of_architecture not in ("", architecture.name) or (in_words and architecture.has_latents):
+        for_another = self.of_architecture not in ("", architecture.name)
+        if for_another or (in_words and architecture.has_latents):
+            form = name if self.writes or not in_words else f"{name} with an end_text"
             raise UserError(
-                f"{key_name('config.latent_policy.name')}: {name}"
-                f"{' with an end_text' * (in_words and not self.writes)} is for a "
-                f"{self.of_architecture or 'text'} reasoner, not {reasoner}; use another"
+                f"{name_key}: {form} is for a {self.of_architecture or 'text'} reasoner, "
+                f"not {reasoner}; use another"
             )
+
+        # Thoughts in words have an end of their own, and at least one step.
         if in_words and closing:
             raise UserError(
                 f"config.prompt.closing: {closing!r} ends thoughts in soft tokens, and config.latent_policy.{name} "
@@ -226,13 +273,14 @@ class LatentPolicySettings(Checked, abc.ABC):
             )
         if self.writes and not max_latents:
             raise UserError(
-                f"{key_name('config.max_latents')}: 0, but {key_name('config.latent_policy.name')}={name} writes in "
+                f"{latents_key}: 0, but {name_key}={name} writes in "
                 "its thought alone; give at least 1, or another latent policy"
             )
-        if 0 < max_latents < (least := self.ended_by[1]):
+        _, least = self.ended_by
+        if 0 < max_latents < least:
             raise UserError(
                 f"config.latent_policy.{name}.least: {least} steps before a thought may end are more than "
-                f"{key_name('config.max_latents')} ({max_latents}); lower it or raise that"
+                f"{latents_key} ({max_latents}); lower it or raise that"
             )
 
     @abc.abstractmethod

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import REASONER, Params, detached
+from slpo_jax.models.parts import REASONER, Params, detach
 from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import Capacity, are_cut, can_halt, score, used_slots
+from slpo_jax.policy.score import Capacity, are_truncated, can_halt, score, used_slots
 from slpo_jax.settings import setting
 from slpo_jax.training.objectives.objective import Objective, at_capacity
 from slpo_jax.training.state import Sums
@@ -23,7 +23,7 @@ class Choices(NamedTuple):
 
     Attributes:
         log_probs: float32 [N, C].
-        weights: float32 [N, C], of the choices' losses; 0 where nothing was chosen.
+        weights: float32 [N, C], of the choices' losses; 0 where there was no choice.
         made: bool [N, C].
         answer: float32 [N], sums of the answers' log_probs.
     """
@@ -53,7 +53,9 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, dual_clip: float | None) -> jax.Array:
+def clipped_gains(
+    ratio: jax.Array, advantages: jax.Array, clip: float | None, dual_clip: float | None
+) -> jax.Array:
     """Return min(rho A, clip(rho, 1 - clip, 1 + clip) A), where A < 0 at least dual_clip A (Ye et al., 2020).
 
     Args:
@@ -62,21 +64,24 @@ def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, d
     """
     gains = ratio * advantages
     if clip is not None:
-        gains = jnp.minimum(gains, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantages)
+        clipped_ratio = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
+        gains = jnp.minimum(gains, clipped_ratio * advantages)
     if dual_clip is not None:
-        gains = jnp.where(advantages < 0, jnp.maximum(gains, dual_clip * advantages), gains)
+        bounded = jnp.maximum(gains, dual_clip * advantages)
+        gains = jnp.where(advantages < 0, bounded, gains)
     return gains
 
 
 def with_detached_inputs(policy: Policy) -> Policy:
-    """Return the policy with constant embeddings fed; a latent policy's own parameters keep their gradient."""
-    reasoner, latent_policy = policy.reasoner, policy.latent_policy
+    """Return the policy that feeds embeddings as constants; a latent policy's own parameters keep their gradient."""
+    reasoner = policy.reasoner
+    latent_policy = policy.latent_policy
 
     def embed(params, tokens_BL):
         return jax.lax.stop_gradient(reasoner.embed(params, tokens_BL))
 
     def feed(params, action):
-        return latent_policy.feed(detached(params, REASONER), action)
+        return latent_policy.feed(detach(params, REASONER), action)
 
     return dataclasses.replace(
         policy,
@@ -119,12 +124,18 @@ class Grpo(Objective):
         "ratio": "GRPO's mean ratio of a choice's probability to the rollout's.",
         "kl": "GRPO's divergence from the start.",
     }
-    of_written_thoughts, of_one_policy = True, True
+    of_written_thoughts = True
+    of_one_policy = True
 
     advantage: AdvantageName = "grpo"
     updates: int = setting(1, least=1)
     minibatches: int = setting(1, least=1)
-    clip: float | None = setting(0.2, above=0, below=1, note="None does not clip")
+    clip: float | None = setting(
+        0.2,
+        above=0,
+        below=1,
+        note="None does not clip",
+    )
     dual_clip: float | None = setting(None, above=1, note="None does not clip")
     first_choice: Literal["all", "best"] = "all"
     tempered: bool = False
@@ -152,111 +163,201 @@ class Grpo(Objective):
     def check(self, key, policy, group):
         super().check(key, policy, group)
         if self.tempered and policy.config.temperature == 0.0:
-            raise UserError(f"{key}.tempered: True, but greedy tokens have no likelihood; give a temperature above 0")
-        silent = policy.config.max_latents == 0 or policy.latent_policy.log_prob is None
-        if policy.config.temperature == 0.0 and silent and not policy.stops_itself:
+            raise UserError(
+                f"{key}.tempered: True, but greedy tokens have no likelihood; give a temperature above 0"
+            )
+        config = policy.config
+        draws_thoughts = (
+            config.max_latents and policy.latent_policy.log_prob is not None
+        )
+        draws = draws_thoughts or policy.stops_itself or config.temperature > 0.0
+        if not draws:
             raise UserError(
                 f"{key}.temperature: 0 makes all rollouts of a prompt the same, as nothing else is drawn; give e.g. 1.0"
             )
 
     def behaviour(self, policy, params, batch, trajectories):
-        """Return the log-probabilities of what was chosen, [N, C]."""
+        """Return the log-probabilities of the choices, [N, C]."""
 
         def log_probs(*args):
-            return jnp.float32(0), self._choices(*args).log_probs
+            no_loss = jnp.float32(0)
+            return no_loss, self._choices(*args).log_probs
 
-        return at_capacity(log_probs, policy, params, batch, trajectories)[1]
+        _, log_probs_NC = at_capacity(log_probs, policy, params, batch, trajectories)
+        return log_probs_NC
 
     def reference(self, policy, params, batch, trajectories):
-        """Score the choices by the model without mixtures, as `behaviour`, where the thought has tokens."""
-        latent_policy, reasoner = policy.latent_policy, policy.reasoner
+        """Score the choices as `behaviour` does; a thought that is written down is fed as its tokens."""
+        latent_policy = policy.latent_policy
+        reasoner = policy.reasoner
         if latent_policy.says is not None:
 
             def feed(params, action):
                 return reasoner.embed(params, latent_policy.says(params, action))
 
-            policy = dataclasses.replace(policy, latent_policy=dataclasses.replace(latent_policy, feed=feed))
+            plain = dataclasses.replace(latent_policy, feed=feed)
+            policy = dataclasses.replace(policy, latent_policy=plain)
         return self.behaviour(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, (count, metrics) = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
+        loss, (count, metrics) = at_capacity(
+            self._loss, policy, params, batch, trajectories, rewards_BG
+        )
         return loss, count, metrics
 
-    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG):
-        before_NC, advantages_NC = trajectories.behaviour, self.advantages(rewards_BG).reshape(-1, 1)
+    def _loss(
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        params,
+        batch,
+        trajectories,
+        rewards_BG,
+    ):
+        # Score the choices of all rollouts, each with its rollout's advantage.
+        advantages_BG = self.advantages(rewards_BG)
+        advantages_NC = advantages_BG.reshape(-1, 1)
         if self.first_choice == "best":
-            advantages_NC = self._of_best_first(policy, trajectories, self.advantages(rewards_BG))
-        choices = self._choices(policy, capacity, params, batch, trajectories, advantages_NC)
+            advantages_NC = self.keep_best_first(policy, trajectories, advantages_BG)
+        choices = self._choices(
+            policy, capacity, params, batch, trajectories, advantages_NC
+        )
+
+        # Masked rollouts have no choices.
         kept_N1 = ~jnp.isnan(rewards_BG).reshape(-1, 1)
-        choices = choices._replace(
-            weights=jnp.where(kept_N1, choices.weights, 0.0), made=choices.made & kept_N1,
-        )  # fmt: skip
+        made_NC = choices.made & kept_N1
+        weights_NC = jnp.where(kept_N1, choices.weights, 0.0)
+
+        # rho, which is 1 where nothing was chosen or no update came before, and the clipped objective.
+        before_NC = trajectories.behaviour
         if before_NC is None:
             before_NC = jax.lax.stop_gradient(choices.log_probs)
-        ratio_NC = jnp.exp(jnp.where(choices.made, choices.log_probs - before_NC, 0.0))
+        log_ratio_NC = jnp.where(made_NC, choices.log_probs - before_NC, 0.0)
+        ratio_NC = jnp.exp(log_ratio_NC)
         gains_NC = clipped_gains(ratio_NC, advantages_NC, self.clip, self.dual_clip)
-        cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_NC))
+        is_clipped_NC = gains_NC != ratio_NC * advantages_NC
+        clipped = jnp.sum(made_NC & is_clipped_NC)
         metrics: Sums = {}
         if trajectories.behaviour is not None:
-            metrics["ratio"] = (jnp.sum(ratio_NC, where=choices.made), choices.made.sum())
+            metrics["ratio"] = (jnp.sum(ratio_NC, where=made_NC), made_NC.sum())
+
+        # The penalty for the distance from the start.
         if self.kl_weight:
-            kl_NC = k3(jnp.where(choices.made, trajectories.reference - choices.log_probs, 0.0))
+            away_NC = trajectories.reference - choices.log_probs
+            kl_NC = k3(jnp.where(made_NC, away_NC, 0.0))
             gains_NC = gains_NC - self.kl_weight * kl_NC
-            metrics["kl"] = (kl_NC.sum(), choices.made.sum())
-        made_N = choices.made.sum(axis=1)
-        made, rollouts, prompts = made_N.sum(), kept_N1.sum().astype(jnp.float32), jnp.float32(rewards_BG.shape[0])
-        losses_N = -jnp.sum(choices.weights * gains_NC, axis=1)
-        loss, count = {
-            "token_mean": lambda: (losses_N.sum(), made.astype(jnp.float32)),
-            "sequence_mean": lambda: (jnp.sum(losses_N / jnp.maximum(made_N, 1)), rollouts),
-            "sum": lambda: (losses_N.sum() / rewards_BG.shape[1], prompts),
-        }[self.reduction]()
-        metrics |= {
-            "log_likelihood": (jnp.sum(choices.log_probs, where=choices.made), rollouts),
-            "answer_log_likelihood": (choices.answer.sum(), rollouts),
-            "clipped": (cut, made),
-        }
+            metrics["kl"] = (kl_NC.sum(), made_NC.sum())
+
+        # Reduce over the choices of a rollout, and over rollouts.
+        made_N = made_NC.sum(axis=1)
+        made = made_N.sum()
+        rollouts = kept_N1.sum().astype(jnp.float32)
+        prompts = jnp.float32(rewards_BG.shape[0])
+        losses_N = -jnp.sum(weights_NC * gains_NC, axis=1)
+        if self.reduction == "token_mean":
+            loss = losses_N.sum()
+            count = made.astype(jnp.float32)
+        elif self.reduction == "sequence_mean":
+            loss = jnp.sum(losses_N / jnp.maximum(made_N, 1))
+            count = rollouts
+        else:
+            loss = losses_N.sum() / rewards_BG.shape[1]
+            count = prompts
+
+        log_likelihood = jnp.sum(choices.log_probs, where=made_NC)
+        metrics["log_likelihood"] = (log_likelihood, rollouts)
+        metrics["answer_log_likelihood"] = (choices.answer.sum(), rollouts)
+        metrics["clipped"] = (clipped, made)
         return loss, (count, metrics)
 
     def _kinds(self, policy: Policy, trajectories) -> list[Kind]:
         """Return the kinds of choices that have a weight here, in the order of `Choices`: latents come first."""
         fed_NT, spoken_NA = used_slots(policy, trajectories)
-        halted_N1 = (trajectories.lengths < policy.config.max_latents)[:, None]
-        latents = policy.latent_policy.log_prob is not None and policy.config.max_latents
-        kinds = [
-            Kind(lambda _, scores: scores.action_log_probs, fed_NT, self.latent_weight if latents else 0.0),
-            Kind(lambda _, scores: scores.halting_log_prob[:, None], halted_N1, 1.0 if can_halt(policy) else 0.0),
-            Kind(lambda _, scores: scores.token_log_probs, spoken_NA, 1.0),
-            Kind(
-                lambda params, _: self.stop_term(policy, params, trajectories)[1][:, None],  # type: ignore[index]
-                jnp.ones_like(spoken_NA[:, :1]),
-                self.stop_weight if policy.stops_itself else 0.0,
-            ),
-        ]
-        return [kind for kind in kinds if kind.weight]
 
-    def _of_best_first(self, policy: Policy, trajectories, advantages_BG: jax.Array) -> jax.Array:
-        """Return [N, C]: rollouts' advantages, at their first choices after `best_positive`; 0 of those cut."""
-        made_NC = jnp.concatenate([kind.made for kind in self._kinds(policy, trajectories)], axis=1)
-        mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
-        first_BG = jax.vmap(best_positive)(advantages_BG, mean_N.reshape(advantages_BG.shape))
-        is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
-        advantages_NC = jnp.where(is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1))
-        return jnp.where(are_cut(policy, trajectories)[:, None], 0.0, advantages_NC)
+        def latent_log_probs(params, scores):
+            return scores.action_log_probs
 
-    def _choices(
-        self, policy: Policy, capacity: Capacity, params, batch, trajectories, advantages_NC: jax.Array | None = None
-    ) -> Choices:
-        scored = with_detached_inputs(policy) if self.detach_inputs else policy
+        def halting_log_probs(params, scores):
+            return scores.halting_log_prob[:, None]
+
+        def answer_log_probs(params, scores):
+            return scores.token_log_probs
+
+        def stop_log_probs(params, scores):
+            _, log_prob_N = self.stop_term(policy, params, trajectories)  # type: ignore[misc]
+            return log_prob_N[:, None]
+
+        # Keep the kinds that this policy has and that have a weight.
+        kinds = []
+        has_likelihood = policy.latent_policy.log_prob is not None
+        if has_likelihood and policy.config.max_latents and self.latent_weight:
+            kinds.append(Kind(latent_log_probs, fed_NT, self.latent_weight))
+        if can_halt(policy):
+            halted_N = trajectories.lengths < policy.config.max_latents
+            kinds.append(
+                Kind(
+                    halting_log_probs,
+                    halted_N[:, None],
+                    1.0,
+                )
+            )
+        kinds.append(Kind(answer_log_probs, spoken_NA, 1.0))
+        if policy.stops_itself and self.stop_weight:
+            stopped_N1 = jnp.ones_like(spoken_NA[:, :1])
+            kinds.append(Kind(stop_log_probs, stopped_N1, self.stop_weight))
+        return kinds
+
+    def keep_best_first(
+        self, policy: Policy, trajectories, advantages_BG: jax.Array
+    ) -> jax.Array:
+        """Return [N, C]: rollouts' advantages, at their first choices after `best_positive`; 0 of truncated ones."""
         kinds = self._kinds(policy, trajectories)
         made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
-        if advantages_NC is not None and self.latent_weight:  # the latents' come first
-            advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)[:, : policy.config.max_latents]
-        temperature = policy.config.temperature if self.tempered else 1.0
+
+        # Of the positive rollouts of a group the likeliest is the one of the best mean log-probability.
+        mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
+        mean_BG = mean_N.reshape(advantages_BG.shape)
+        first_BG = jax.vmap(best_positive)(advantages_BG, mean_BG)
+        is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
+        advantages_NC = jnp.where(
+            is_first_NC,
+            first_BG.reshape(-1, 1),
+            advantages_BG.reshape(-1, 1),
+        )
+        is_truncated_N1 = are_truncated(policy, trajectories)[:, None]
+        return jnp.where(is_truncated_N1, 0.0, advantages_NC)
+
+    def _choices(
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        params,
+        batch,
+        trajectories,
+        advantages_NC: jax.Array | None = None,
+    ) -> Choices:
+        """Score all choices of the rollouts."""
+        kinds = self._kinds(policy, trajectories)
+        made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
+
+        # The latents' choices come first, and their likelihood may depend on their advantages.
+        advantages_NT = advantages_NC
+        if advantages_NC is not None and self.latent_weight:
+            advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)
+            advantages_NT = advantages_NC[:, : policy.config.max_latents]
+
         scores = score(
-            scored, params, batch.prompts, trajectories, None, capacity,
-            advantages_NT=advantages_NC, temperature=temperature,
-        )  # fmt: skip
-        log_probs_NC = jnp.concatenate([kind.log_probs(params, scores) for kind in kinds], axis=1)
-        weights_NC = jnp.concatenate([kind.weight * kind.made for kind in kinds], axis=1)
+            with_detached_inputs(policy) if self.detach_inputs else policy,
+            params,
+            batch.prompts,
+            trajectories,
+            None,
+            capacity,
+            advantages_NT=advantages_NT,
+            temperature=policy.config.temperature if self.tempered else 1.0,
+        )
+        log_probs = [kind.log_probs(params, scores) for kind in kinds]
+        log_probs_NC = jnp.concatenate(log_probs, axis=1)
+        weights = [kind.weight * kind.made for kind in kinds]
+        weights_NC = jnp.concatenate(weights, axis=1)
         return Choices(log_probs_NC, weights_NC, made_NC, scores.answer_log_prob)

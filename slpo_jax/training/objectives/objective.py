@@ -1,4 +1,4 @@
-"""Objectives of the stage `rl`, and what they share: advantages, the stop term, capacities."""
+"""Objectives of the stage `rl`, and their common parts: advantages, the stop term, capacities."""
 
 import abc
 import functools
@@ -19,12 +19,12 @@ from slpo_jax.settings import Checked, setting
 from slpo_jax.training.state import Params, Sums
 
 OPTIMIZER_KEYS = ("learning_rate", "schedule")
-"""Settings of the stage's optimizer that an objective may have instead; None or "": it has not."""
+"""Settings of the stage's optimizer that an objective may replace; None or "" does not."""
 
 
 @dataclass(frozen=True)
 class Objective(Checked, abc.ABC):
-    """An estimator of what to improve on groups of G rollouts; a frozen dataclass that is its own config section.
+    """A policy-gradient estimator on groups of G rollouts; a frozen dataclass that is its own config section.
 
     Attributes:
         kind: a name in `OBJECTIVES`; "" is the one of its own name.
@@ -40,13 +40,13 @@ class Objective(Checked, abc.ABC):
     """
 
     label: ClassVar[str] = ""
-    """What a report calls it; "" is its name."""
+    """Its name in a report; "" is its name in the config."""
     metrics: ClassVar[Mapping[str, str]] = {}
-    """What it alone logs, with what each is; what several log is in `evaluation.curves`."""
+    """Metrics that it alone logs, and their meaning; `evaluation.curves` has those that several log."""
     of_written_thoughts: ClassVar[bool] = False
     """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
     of_one_policy: ClassVar[bool] = False
-    """Whether it takes likelihoods of the policy that rolled out, which dropout makes another in every pass."""
+    """Whether it takes likelihoods of the policy that rolled out; dropout would change that in every pass."""
 
     kind: str = ""
     after: str = ""
@@ -69,7 +69,7 @@ class Objective(Checked, abc.ABC):
         rewards_BG: jax.Array,
         key: jax.Array,
     ) -> tuple[jax.Array, int | jax.Array, Sums]:
-        """Return the sum of the loss, what it is divided by for the mean, such as B, and the objective's own metrics.
+        """Return the sum of the loss, its divisor for the mean, such as B, and the objective's own metrics.
 
         Args:
             trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
@@ -97,8 +97,14 @@ class Objective(Checked, abc.ABC):
         """Whether `behaviour` is asked for before the first update, as it is for more than one."""
         return self.updates_per_step > 1
 
-    def behaviour(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
-        """Return what later updates need of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
+    def behaviour(
+        self,
+        policy: Policy,
+        params: Params,
+        batch: PromptedBatch,
+        trajectories: Trajectories,
+    ) -> Any:
+        """Return the later updates' record of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
         return None
 
     @property
@@ -106,8 +112,14 @@ class Objective(Checked, abc.ABC):
         """Whether it compares with the parameters that it started from: `reference` is asked for."""
         return False
 
-    def reference(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
-        """Return what it needs of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
+    def reference(
+        self,
+        policy: Policy,
+        params: Params,
+        batch: PromptedBatch,
+        trajectories: Trajectories,
+    ) -> Any:
+        """Return its record of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
 
         Args:
             params: those that it started from.
@@ -123,7 +135,8 @@ class Objective(Checked, abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
-        if policy.config.max_latents and policy.latent_policy.says is not None and not self.of_written_thoughts:
+        writes = policy.config.max_latents and policy.latent_policy.says is not None
+        if writes and not self.of_written_thoughts:
             raise UserError(
                 f"{key}: is for thoughts in vectors, and those of config.latent_policy.name are sampled tokens; use "
                 "the objective grpo or exact, or another latent policy"
@@ -141,17 +154,24 @@ class Objective(Checked, abc.ABC):
     def advantages(self, rewards_BG: jax.Array) -> jax.Array:
         """Compute the advantages [B, G], constants; 0 of a rollout whose reward is NaN, which is out of its group."""
         advantage = ADVANTAGES[self.advantage](self.pass_k)
-        counts_BG = ~jnp.isnan(rewards_BG)
         whole_BG = jax.vmap(advantage)(rewards_BG)
-        masked_BG = jax.vmap(advantage)(jnp.where(counts_BG, rewards_BG, 0.0), counts_BG)
-        return jnp.where(counts_BG.all(axis=1, keepdims=True), whole_BG, masked_BG)
 
-    def stop_term(self, policy: Policy, params: Params, trajectories: Trajectories) -> tuple[float, jax.Array] | None:
+        # Of a group with masked rollouts only the others count.
+        counts_BG = ~jnp.isnan(rewards_BG)
+        kept_BG = jnp.where(counts_BG, rewards_BG, 0.0)
+        masked_BG = jax.vmap(advantage)(kept_BG, counts_BG)
+        is_whole_B1 = counts_BG.all(axis=1, keepdims=True)
+        return jnp.where(is_whole_B1, whole_BG, masked_BG)
+
+    def stop_term(
+        self, policy: Policy, params: Params, trajectories: Trajectories
+    ) -> tuple[float, jax.Array] | None:
         """Return (weight, log P(tau) float32 [N]); None where no gate decides on the length."""
         if not policy.stops_itself:
             return None
         logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
-        return self.stop_weight, jax.vmap(stop_log_likelihood)(logits_NT, trajectories.lengths)
+        log_prob_N = jax.vmap(stop_log_likelihood)(logits_NT, trajectories.lengths)
+        return self.stop_weight, log_prob_N
 
 
 @dataclass(frozen=True)
@@ -171,50 +191,90 @@ class WeightedTerms(Objective):
         latent = self.latent_weight if policy.config.max_latents else 0.0
         stop = self.stop_weight if policy.stops_itself else 0.0
         if latent == self.answer_weight == stop == 0.0:
-            raise UserError(f"{key}: all weights of its terms are 0, so there is nothing to train; set one")
+            raise UserError(
+                f"{key}: all weights of its terms are 0, so there is nothing to train; set one"
+            )
 
     @abc.abstractmethod
-    def terms(self, policy: Policy, capacity: Capacity, params, batch, trajectories, key) -> dict[str, jax.Array]:
-        """Return `answer_log_likelihood`, `latent_log_likelihood` if there is one, and what else is logged, [N]."""
+    def terms(
+        self, policy: Policy, capacity: Capacity, params, batch, trajectories, key
+    ) -> dict[str, jax.Array]:
+        """Return `answer_log_likelihood`, `latent_log_likelihood` if there is one, and other metrics, [N] each."""
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, logged = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
+        loss, logged = at_capacity(
+            self._loss, policy, params, batch, trajectories, rewards_BG, key
+        )
         return loss, len(rewards_BG), means(rewards_BG.size, **logged)
 
-    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
-        by_name = self.terms(policy, capacity, params, batch, trajectories, key)
-        latent_N, stop = by_name.get("latent_log_likelihood"), self.stop_term(policy, params, trajectories)
-        latent = None if latent_N is None else (self.latent_weight, latent_N)
-        terms = (latent, (self.answer_weight, by_name["answer_log_likelihood"]), stop)
-        loss = policy_gradient_loss(terms, self.advantages(rewards_BG))
-        return loss, by_name | ({} if stop is None else {"stop_log_likelihood": stop[1]})
+    def _loss(
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        params,
+        batch,
+        trajectories,
+        rewards_BG,
+        key,
+    ):
+        # Collect the terms that there are, each with its weight; all of them are logged.
+        logged = dict(
+            self.terms(
+                policy,
+                capacity,
+                params,
+                batch,
+                trajectories,
+                key,
+            )
+        )
+        terms = []
+        if "latent_log_likelihood" in logged:
+            terms.append((self.latent_weight, logged["latent_log_likelihood"]))
+        terms.append((self.answer_weight, logged["answer_log_likelihood"]))
+        stop = self.stop_term(policy, params, trajectories)
+        if stop is not None:
+            terms.append(stop)
+            _, logged["stop_log_likelihood"] = stop
+        return policy_gradient_loss(terms, self.advantages(rewards_BG)), logged
 
 
-def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array) -> jax.Array:
+def policy_gradient_loss(
+    terms: Sequence[tuple[float, jax.Array]], advantages_BG: jax.Array
+) -> jax.Array:
     """Sum over prompts of -1/G sum_i A_i l(xi_i | x), l a weighted sum of log-likelihoods (paper Prop. 2).
 
     Args:
-        terms: (weight, float32 [N]) each, None for what there is not; the first that there is comes first in the sum.
+        terms: (weight, float32 [N]) each, which are summed in this order.
         advantages_BG: stop-gradient advantages.
     Returns:
         float32 scalar; the caller divides by the number of prompts.
     """
     # A term that is off is left out of the graph, so that it costs no backward pass and can spread no NaN.
-    total_N = sum(weight * term for weight, term in filter(None, terms) if weight != 0.0)
-    return -jnp.sum(advantages_BG.reshape(-1) * total_N) / advantages_BG.shape[1]
+    total_N = sum(weight * term_N for weight, term_N in terms if weight != 0.0)
+    group = advantages_BG.shape[1]
+    return -jnp.sum(advantages_BG.reshape(-1) * total_N) / group
 
 
 def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
     """Make metrics that are means over rollouts, of arrays [N]."""
-    return {name: (values.sum(), jnp.float32(rollouts)) for name, values in per_rollout.items()}
+    count = jnp.float32(rollouts)
+    return {name: (values.sum(), count) for name, values in per_rollout.items()}
 
 
-def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, params, batch, trajectories, *constants):
-    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
+def at_capacity(
+    branch: Callable[..., tuple[jax.Array, Any]],
+    policy: Policy,
+    params,
+    batch,
+    trajectories,
+    *constants,
+):
+    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest sufficient capacity.
 
     Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
-    makes loss and gradient together. Differentiating the switch itself would keep what every branch has to remember for
-    its backward pass, not only the chosen one.
+    makes loss and gradient together. Differentiating the switch itself would keep the residuals of every branch for its
+    backward pass, not only those of the chosen one.
 
     Returns:
         (loss, aux) as the branch; gradients are for params alone, and none goes through aux.
@@ -223,12 +283,15 @@ def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, pa
     choices = capacities(policy, group)
     branches = [functools.partial(branch, policy, choice) for choice in choices]
 
+    # A switch whose forward pass makes the gradient too, and whose backward pass only scales it.
     @jax.custom_vjp
     def choose(params, index, constants):
         return jax.lax.switch(index, branches, params, *constants)
 
     def forward(params, index, constants):
-        with_gradient = [jax.value_and_grad(branch, has_aux=True) for branch in branches]
+        with_gradient = [
+            jax.value_and_grad(branch, has_aux=True) for branch in branches
+        ]
         return jax.lax.switch(index, with_gradient, params, *constants)
 
     def backward(grads, cotangents):

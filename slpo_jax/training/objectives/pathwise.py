@@ -17,7 +17,11 @@ from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.settings import setting
-from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
+from slpo_jax.training.objectives.objective import (
+    Objective,
+    means,
+    policy_gradient_loss,
+)
 
 
 def pass_at_k_log_prob(scores_G: jax.Array) -> jax.Array:
@@ -30,9 +34,13 @@ def pass_at_k_log_prob(scores_G: jax.Array) -> jax.Array:
     """
     # Where all p_i are below 1e-7, their sum is that probability to float32's rounding.
     rare = jnp.max(scores_G) < -16.0
+
+    # Elsewhere log(1 - e^n), n the log-probability that none is right; its gradient stays finite where it isn't used.
     usual_G = jnp.minimum(jnp.where(rare, -1.0, scores_G), -1e-4)
     none_right = jnp.sum(jnp.log1p(-jnp.exp(usual_G)))
-    return jnp.where(rare, jax.nn.logsumexp(scores_G), jnp.log(-jnp.expm1(none_right)))
+    log_sum = jax.nn.logsumexp(scores_G)
+    some_right = jnp.log(-jnp.expm1(none_right))
+    return jnp.where(rare, log_sum, some_right)
 
 
 @dataclass(frozen=True)
@@ -60,15 +68,22 @@ class Pathwise(Objective):
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
-        sampled = policy.config.temperature, policy.config.top_k, policy.config.top_p
+        config = policy.config
+        sampled = (config.temperature, config.top_k, config.top_p)
         if self.estimator == "reward" and sampled != (1.0, 0, 1.0):
             raise UserError(
                 f"{key}.estimator: reward is biased by answers that are not sampled from the policy; set its "
                 f"temperature to 1.0, config.rl.top_k to 0 and top_p to 1.0, not {sampled}"
             )
-        weight = {"reward": 0.0, "mixture": self.mixture_weight}.get(self.estimator, 1.0)
-        is_drawn = policy.config.max_latents > 0 and policy.latent_policy.log_prob is not None
-        if weight and not (is_drawn or policy.config.dropout_rate or policy.config.stopping == "sample"):
+
+        # Pass@k of thoughts that are all the same is that of one.
+        asks_for_pass_k = self.estimator == "pass_at_k" or (
+            self.estimator == "mixture" and self.mixture_weight > 0.0
+        )
+        has_likelihood = policy.latent_policy.log_prob is not None
+        is_drawn = config.max_latents > 0 and has_likelihood
+        is_random = is_drawn or config.dropout_rate or config.stopping == "sample"
+        if asks_for_pass_k and not is_random:
             raise UserError(
                 f"{key}.estimator: {self.estimator} is of {group} thoughts, which without noise are all one; raise "
                 "config.dropout.rate, use a config.latent_policy.name with noise of its own "
@@ -76,20 +91,40 @@ class Pathwise(Objective):
             )
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        group = rewards_BG.shape[1]
+        prompts, group = rewards_BG.shape
+
+        # s_i: the answer's likelihood after each replayed thought.
         replayed = replay(policy, params, batch.prompts, trajectories)
-        spoken_NA = repeat_rows(batch.answers, group) if self.needs_answers else trajectories.tokens
-        scores_N = answer_after_replay(policy, params, replayed, trajectories, spoken_NA)
+        tokens_NA = trajectories.tokens
+        if self.needs_answers:
+            tokens_NA = repeat_rows(batch.answers, group)
+        scores_N = answer_after_replay(
+            policy, params, replayed, trajectories, tokens_NA
+        )
+        logged: dict[str, jax.Array] = {}
+        stop_terms: list[tuple[float, jax.Array]] = []
         stop = self.stop_term(policy, params, trajectories)
-        metrics = means(rewards_BG.size, **({} if stop is None else {"stop_log_likelihood": stop[1]}))
+        if stop is not None:
+            stop_terms.append(stop)
+            _, logged["stop_log_likelihood"] = stop
+
+        # "reward": -A_i s_i(a_i), of the rollouts' own answers.
         if self.estimator == "reward":
-            loss = policy_gradient_loss(((1.0, scores_N), stop), self.advantages(rewards_BG))
-            return loss, len(rewards_BG), metrics | means(rewards_BG.size, answer_log_likelihood=scores_N)
+            terms = [(1.0, scores_N), *stop_terms]
+            loss = policy_gradient_loss(terms, self.advantages(rewards_BG))
+            logged["answer_log_likelihood"] = scores_N
+            return loss, prompts, means(rewards_BG.size, **logged)
+
+        # "pass_at_k" and "mixture": of the reference answer.
         scores_BG = scores_N.reshape(rewards_BG.shape)
         solved_B = jax.vmap(pass_at_k_log_prob)(scores_BG)
         weight = self.mixture_weight if self.estimator == "mixture" else 1.0
-        loss = -jnp.sum(weight * solved_B + (1.0 - weight) * scores_BG.mean(axis=1))
-        if stop is not None:
-            loss = loss + policy_gradient_loss((stop,), self.advantages(rewards_BG))
-        metrics |= means(rewards_BG.size, reference_log_likelihood=scores_N)
-        return loss, solved_B.size, metrics | {"pass_at_k": (jnp.exp(solved_B).sum(), jnp.float32(solved_B.size))}
+        mixture_B = weight * solved_B + (1.0 - weight) * scores_BG.mean(axis=1)
+        loss = -jnp.sum(mixture_B)
+        if stop_terms:
+            loss = loss + policy_gradient_loss(stop_terms, self.advantages(rewards_BG))
+
+        logged["reference_log_likelihood"] = scores_N
+        metrics = means(rewards_BG.size, **logged)
+        metrics["pass_at_k"] = (jnp.exp(solved_B).sum(), jnp.float32(prompts))
+        return loss, prompts, metrics

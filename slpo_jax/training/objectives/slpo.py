@@ -34,7 +34,9 @@ def moments(z_KD: jax.Array, epsilon: float = EPSILON) -> tuple[jax.Array, jax.A
     # Around the first sample: equal samples then have no variance at all, whatever their size and number.
     offsets_KD = z_KD - z_KD[:1]
     offset_D = offsets_KD.mean(axis=0)
-    return z_KD[0] + offset_D, jnp.mean(jnp.square(offsets_KD - offset_D[None])) + epsilon
+    mu_D = z_KD[0] + offset_D
+    variance = jnp.mean(jnp.square(offsets_KD - offset_D[None])) + epsilon
+    return mu_D, variance
 
 
 def latent_log_likelihood(
@@ -57,14 +59,19 @@ def latent_log_likelihood(
     Returns:
         the log-likelihood, and the mean of sigma^2 over t <= tau; 0 and 0 of no step.
     """
+    # Fit a Gaussian to the passes' latents of each step, and score the realised latent under it.
     h_TD = jax.lax.stop_gradient(h_TD)
     mu_TD, variance_T = jax.vmap(moments, in_axes=(1, None))(z_KTD, epsilon)
     scored_T = jax.lax.stop_gradient(variance_T) if detach_variance else variance_T
     log_probs_T = jax.vmap(gaussian_log_prob)(h_TD, mu_TD, scored_T)
     if reduction == "mean":
         log_probs_T = log_probs_T / h_TD.shape[-1]
+
+    # Sum, and average, over the steps that the thought has.
     is_step_T = jnp.arange(1, h_TD.shape[0] + 1) <= length
-    return jnp.sum(log_probs_T, where=is_step_T), jnp.sum(variance_T, where=is_step_T) / jnp.maximum(is_step_T.sum(), 1)
+    log_likelihood = jnp.sum(log_probs_T, where=is_step_T)
+    variances = jnp.sum(variance_T, where=is_step_T)
+    return log_likelihood, variances / jnp.maximum(is_step_T.sum(), 1)
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,14 @@ class AnswerOnly(WeightedTerms):
     """SLPO without the latent term or any surrogate: one pass with fresh dropout, the thought being a constant."""
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
+        # The keys of one pass, which has no axis of passes.
         group = trajectories.lengths.shape[0] // batch.draws.shape[0]
-        keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.draws, group, 1)
+        keys_1 = pass_keys(
+            jax.random.fold_in(key, 1),
+            batch.draws,
+            group,
+            1,
+        )
         keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_1)
         scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
         return {"answer_log_likelihood": scores.answer_log_prob}
@@ -92,7 +105,9 @@ class Slpo(AnswerOnly):
     """
 
     label = "SLPO"
-    metrics: ClassVar = {"surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with."}
+    metrics: ClassVar = {
+        "surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with."
+    }
 
     latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
     passes: int = setting(4, least=1)
@@ -104,7 +119,8 @@ class Slpo(AnswerOnly):
     def check(self, key, policy, group):
         super().check(key, policy, group)
         latent = self.latent_weight if policy.config.max_latents else 0.0
-        if latent and policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
+        has_noise = policy.latent_policy.log_prob is not None
+        if latent and not policy.config.dropout_rate and not has_noise:
             raise UserError(
                 f"{key}.latent_weight: {latent:g} scores thoughts under K passes that config.dropout.rate=0 makes all "
                 "the same; raise the rate, or set the weight to 0"
@@ -118,32 +134,54 @@ class Slpo(AnswerOnly):
     def terms(self, policy, capacity, params, batch, trajectories, key):
         if self.passes == 1:
             return super().terms(policy, capacity, params, batch, trajectories, key)
+        # Score the rollouts in K passes, each under dropout of its own; the answer's term is the mean over them.
         group = trajectories.lengths.shape[0] // batch.draws.shape[0]
-        keys_K = pass_keys(jax.random.fold_in(key, 1), batch.draws, group, self.passes)
+        keys_K = pass_keys(
+            jax.random.fold_in(key, 1),
+            batch.draws,
+            group,
+            self.passes,
+        )
         scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
         terms = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
+
+        # Fit the surrogate to the passes' latents, and score the rollout's own under it.
         if policy.config.max_latents:
-            latent_N, variance_N = self._latent_terms(policy, params, trajectories, scores_K.actions)
-            terms |= {"latent_log_likelihood": latent_N, "surrogate_variance": variance_N}
+            latent_N, variance_N = self._latent_terms(
+                policy, params, trajectories, scores_K.actions
+            )
+            terms["latent_log_likelihood"] = latent_N
+            terms["surrogate_variance"] = variance_N
         return terms
 
     def _latent_terms(self, policy: Policy, params, trajectories, actions_K):
         """Return log pi~ of the vectors that were fed, under the K passes' own ones, and sigma^2: [N] each."""
-        h_NTD = policy.latent_policy.feed(params, trajectories.actions)
-        z_KNTD = jax.vmap(policy.latent_policy.feed, in_axes=(None, 0))(params, actions_K)
+        feed = policy.latent_policy.feed
+        h_NTD = feed(params, trajectories.actions)
+        z_KNTD = jax.vmap(feed, in_axes=(None, 0))(params, actions_K)
 
-        def of_one(h_TD, z_KTD, length):
-            return latent_log_likelihood(h_TD, z_KTD, length, self.epsilon, self.latent_reduction, self.detach_variance)
+        def score_thought(h_TD, z_KTD, length):
+            return latent_log_likelihood(
+                h_TD,
+                z_KTD,
+                length,
+                self.epsilon,
+                self.latent_reduction,
+                self.detach_variance,
+            )
 
-        scored_N = jnp.minimum(trajectories.lengths, self.scored_latents or policy.config.max_latents)
-        return jax.vmap(of_one, in_axes=(0, 1, 0))(h_NTD, z_KNTD, scored_N)
+        most = self.scored_latents or policy.config.max_latents
+        scored_N = jnp.minimum(trajectories.lengths, most)
+        score_thoughts = jax.vmap(score_thought, in_axes=(0, 1, 0))
+        return score_thoughts(h_NTD, z_KNTD, scored_N)
 
 
 @dataclass(frozen=True)
 class Exact(WeightedTerms):
     """-A_i log pi(xi_i | x), all of it exact: the thought's, the answer's and the stop's log-likelihood."""
 
-    of_written_thoughts, of_one_policy = True, True
+    of_written_thoughts = True
+    of_one_policy = True
 
     latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
 
@@ -161,7 +199,9 @@ class Exact(WeightedTerms):
         if scores.action_log_probs is not None:
             fed_NT, _ = used_slots(policy, trajectories)
             latent_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
+            # A thought that ends before step T has chosen to.
             if scores.halting_log_prob is not None:
-                latent_N += jnp.where(trajectories.lengths < policy.config.max_latents, scores.halting_log_prob, 0.0)
+                halted_N = trajectories.lengths < policy.config.max_latents
+                latent_N += jnp.where(halted_N, scores.halting_log_prob, 0.0)
             terms["latent_log_likelihood"] = latent_N
         return terms

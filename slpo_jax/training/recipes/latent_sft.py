@@ -23,7 +23,7 @@ from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
-from slpo_jax.models.parts import ADAPTER, REASONER, Params, detached
+from slpo_jax.models.parts import ADAPTER, REASONER, Params, detach
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.policy import Policy
@@ -344,7 +344,7 @@ class LatentSft(RecipeSettings):
                 labels = jax.lax.stop_gradient(noisy_BNM)
                 q_BNM = labels
             # A latent's input is its mixture of the reasoner's embeddings, which get no gradient by it.
-            mixed_BND = mixture(reasoner, detached(params, REASONER), ids_BNM, q_BNM)
+            mixed_BND = mixture(reasoner, detach(params, REASONER), ids_BNM, q_BNM)
             place_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
             latents_BLD = jnp.take_along_axis(mixed_BND, place_BL1, axis=1)
             inputs_BLD = jnp.where(text.latents[..., None] > 0, latents_BLD, inputs_BLD)
