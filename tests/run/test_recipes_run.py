@@ -255,7 +255,7 @@ def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monke
     monkeypatch.setattr(
         Distillation,
         "loss",
-        lambda self, policy, params, batch, key: (params["reasoner"], None),
+        lambda self, policy, params, batch, key, gate_weight: (params["reasoner"], None),
     )
     config = _codi(folder, cot_steps=0, final_steps=2)
     config.imitate.lora.alpha = 5.0
