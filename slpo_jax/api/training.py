@@ -268,10 +268,14 @@ def _load(
 ) -> Problems:
     columns = None if with_columns else frozenset[str]()
     with contextlib.nullcontext() if isinstance(source, str) else about("source"):
-        return load_problems(
+        problems = load_problems(
             source,
             answers=answers,
             fields=fields,
             columns=columns,
             unanswered=unanswered,
         )
+    # No reward asks for the other columns yet; they are only kept.
+    used = {role: names for role, names in problems.field_use.used.items() if role != "reward"}
+    field_use = dataclasses.replace(problems.field_use, used=used)
+    return problems.with_only(problems, field_use=field_use)

@@ -12,7 +12,6 @@ import pytest
 
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.data.problem import Problem
-from slpo_jax.errors import UserError
 from slpo_jax.rewards.processes import _WORKER, CantRun, Failed, Limits, Processes
 from slpo_jax.rewards.reward import REWARDS, Reward, RewardEntry
 
@@ -227,7 +226,7 @@ def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy, platform):
 
 
 def test_a_reward_s_verdicts_are_those_of_its_processes(monkeypatch, warnings):
-    """Of one number or of lists; what fails earns 0 and is counted, and where nothing else comes it is soon said."""
+    """Of one number or of lists; what fails is not judged, and is counted."""
     pid = os.getpid()
 
     def judge(completion, pair):
@@ -247,22 +246,19 @@ def test_a_reward_s_verdicts_are_those_of_its_processes(monkeypatch, warnings):
     problems = [Problem("?", (), "7", {"pair": [n, 0]}) for n in range(40)]
     tokens = np.array([[1 + (n % 4 == 2), 0] for n in range(40)])
     for name in ("judge", "judges"):
-        found = Reward(name, "last_number", token_bytes, (0,), processes=3).verdicts(
-            tokens, problems
-        )
+        reward = Reward(name, "last_number", token_bytes, (0,), processes=3)
+        found = reward.judged([reward.read(row) for row in tokens], problems)
         assert found.total.tolist() == [0.0 if n % 4 == 2 else n for n in range(40)]
         assert found.failed.tolist() == [n % 4 == 2 for n in range(40)]
+        assert found.unjudged.tolist() == found.failed.tolist()
         assert (
-            f"{name} failed on a completion, which earns 0: ZeroDivisionError: division by zero"
+            f"{name} failed on a completion, which isn't judged: ZeroDivisionError"
             in warnings[-1]
         )
     begun = time.monotonic()
     reward = Reward("sleeps", "last_number", token_bytes, (0,), 8, 0.1)
-    with pytest.raises(
-        UserError,
-        match=r"^config.reward: sleeps gave no verdict .* any of its first 16 completions",
-    ):
-        reward.verdicts(tokens, problems)
+    found = reward.judged([reward.read(row) for row in tokens], problems)
+    assert found.failed.all()
     assert warnings[-1].endswith("it took more than 0.1 s")
     assert time.monotonic() - begun < 10
 
