@@ -1,4 +1,4 @@
-"""The price of a thought: chains that are always thought about for six latents, until shorter thoughts earn more.
+"""The price of a thought: from six latents for every chain to as many as it needs.
 
 Problems have one to three operations modulo 10, and imitation (SIM-CoT) gives each six latents, two for a step. The
 cold start then teaches the gate to stop after the sixth alone. Rewards train gate and reasoner: 1 for a right answer,

@@ -1,4 +1,4 @@
-"""Few demonstrations, then rewards, in minutes on two CPU cores: what are latents and rewards worth? quickstart:CELL.
+"""Few demonstrations, then rewards, in minutes on two CPU cores. quickstart:CELL.
 
 `7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions of one to four
 operations are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other

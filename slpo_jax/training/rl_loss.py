@@ -114,7 +114,7 @@ class RlConfig(Checked):
         note="they ascend to (1, 1)",
     )
     truncated: Truncated = "lowest"
-    truncated_value: float = 0.0
+    truncated_value: float = setting(0.0, least=-1e6, most=1e6)
     dynamic_batches: int = setting(0, least=0, note="0 keeps every group")
     evaluate_every: int = setting(0, least=0, note="0 is never")
     lora: LoraConfig = LoraConfig()

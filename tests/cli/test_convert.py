@@ -30,6 +30,7 @@ def _config(reasoner: str, **changes):
     config.model.update(n_head=4, n_kv_head=2, n_inner=24)
     if reasoner.startswith("text"):
         config.max_latents = 0
+    if reasoner.startswith(("text", "adalr")):
         config.gate.enabled = False
     config.update(changes)
     return config
@@ -165,6 +166,9 @@ def test_side_file_is_as_documented(there):
     if "hidden" in params.get("gate", ()):
         expected |= {"gate.hidden.weight": (5, 16), "gate.hidden.bias": (5,)}
     expected |= {
+        "adalr": {"recurrent_filter.input_layer.weight": (16, 16), "recurrent_filter.input_layer.bias": (16,),
+                  "recurrent_filter.output_layer.weight": (16, 16), "recurrent_filter.output_layer.bias": (16,),
+                  "recurrent_filter.norm.weight": (16,), "recurrent_filter.norm.bias": (16,)},
         "codi": {"projector.1.weight": (12, 16), "projector.1.bias": (12,), "projector.3.weight": (16, 12),
                  "projector.3.bias": (16,), "projector.4.weight": (16,), "projector.4.bias": (16,)},
         "colar": {"lt_head.fc.0.weight": (12, 16), "lt_head.fc.0.bias": (12,), "lt_head.fc.2.weight": (12, 12),

