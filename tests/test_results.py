@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import hardware
 import tables
 from commands import commands_in, fault, words_of
 from slpo_jax.errors import UserError
@@ -92,12 +93,12 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
 
 
 def test_rows_have_the_names_of_today():
-    """`no thought`, `Pass@k`, `replay` and `keys` are those of older files; a metric of such a name stays."""
+    """`no thought`, `Pass@k`, `replay` and `keys` are those of older files; models of two layers are tiny."""
     old = ("no thought on Llama", "Pass@k, 800", "CODI on GPT-2: Pass@k", "any of N (Pass@N)", "replay, above keys")
     old += ("CODI on GPT-2: replay_pkpo",)
     renamed = tables.in_todays_words({"one": {"columns": ["", "x"], "rows": [[name, 1] for name in old]}})["one"]
-    names = ["no latents on Llama", "pathwise, 800", "CODI on GPT-2: pathwise", "any of N (Pass@N)"]
-    names += ["pathwise (reward), above reference", "CODI on GPT-2: pathwise (PKPO)"]
+    names = ["no latents on tiny Llama", "pathwise, 800", "CODI on tiny GPT-2: pathwise", "any of N (Pass@N)"]
+    names += ["pathwise (reward), above reference", "CODI on tiny GPT-2: pathwise (PKPO)"]
     assert renamed == {"columns": ["", "x"], "rows": [[name, 1] for name in names]}
 
 
@@ -130,6 +131,12 @@ def test_results_say_where_they_are_from(path):
         assert all(tables.cell(value) is not None for row in table["rows"] for value in row)
     shown = [page.name for page in tables.pages() if f"results/{path.name}" in page.read_text()]
     assert shown, "no page has it"
+
+
+def test_the_tables_of_hardware_are_made_of_today_s_results():
+    """After a change of results/: python launch/hardware.py."""
+    stored = json.loads(hardware.FILE.read_text())["tables"]
+    assert stored == json.loads(json.dumps(hardware.made()))
 
 
 def _gone(path: Path, command: str) -> str:
