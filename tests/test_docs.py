@@ -43,7 +43,8 @@ from tiny import GATE, compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
+METHODS = [ROOT / "docs" / f"methods{part}.md" for part in ("", "_soft", "_text")]
+EXTEND = ROOT / "docs" / "extend.md"
 OF_A_RUN = {"checkpoints", "labels", "eval", "tensorboard", "wandb", "report.md", "runs"}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXAMPLE = re.compile(r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -102,7 +103,7 @@ def test_paths_are_there(page):
     folders = [text for text in folders if text.partition("/")[0] not in OF_A_RUN]
     missing = [path for path in files + folders if not found(path)]
     assert not missing
-    if page.name in ("CONTRIBUTING.md", "equations.md", "extend.md"):
+    if page.name in ("CONTRIBUTING.md", "methods.md", "extend.md"):
         assert len(files) + len(folders) > 3, "nothing was looked for"
 
 
@@ -113,7 +114,7 @@ def test_names_are_in_their_files(page):
         source = (ROOT / "slpo_jax" / path).read_text()
         for name in re.findall(r"\w+", names):
             assert re.search(rf"^(?:def|class) {name}\b|^{name}\b.*=", source, re.MULTILINE), f"{path}: {name}"
-    assert len(named) > 10 or page.name != "equations.md"
+    assert len(named) > 10 or page.name != "methods.md"
 
 
 def holds(node, key: str) -> bool:
@@ -134,7 +135,7 @@ def test_config_keys_exist(page):
     quoted += re.findall(rf"`((?:STAGE|{sections})\.(?!py`)[\w.]+)`", text)
     quoted = [key for key in quoted if "right_answers" not in key]
     assert not [key for key in quoted if not holds(config, key)]
-    assert len(quoted) > 5 or page.name not in ("train.md", "equations.md", "methods.md")
+    assert len(quoted) > 5 or page.name not in ("train.md", "methods.md")
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -179,7 +180,7 @@ def test_commands_can_be_begun(page, monkeypatch, example):
 def test_methods_would_begin(tmp_path, monkeypatch):
     """Each way to imitate can use the embedded problems: nothing is missing, and phases have room for warm-ups."""
     monkeypatch.chdir(ROOT)
-    configs = [config_of(words) for words in commands(METHODS) if "slpo_jax.main" in words]
+    configs = [config_of(words) for page in METHODS for words in commands(page) if "slpo_jax.main" in words]
     ways = {str((config.reasoner, config.imitate, config.prompt)): config for config in configs}
     for i, config in enumerate(ways.values()):
         check_stages(build(config, tmp_path / str(i)))
@@ -200,7 +201,7 @@ def test_the_python_page_has_every_public_name():
 
 
 def test_methods_are_all_there():
-    said = set(re.findall(r"\w+", METHODS.read_text()))
+    said = set(re.findall(r"\w+", "".join(page.read_text() for page in METHODS)))
     assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *ARCHITECTURES, *SOFT_METHODS} - said
 
 
