@@ -41,7 +41,7 @@ _PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n)
 _TODAY = {
     r"no thought": "no latents", r"^(.*: )?Pass@k": r"\1pathwise", r"\bkeys\b": "reference",
     r"\breplay\b": "pathwise (reward)", r"\breplay_pkpo\b": "pathwise (PKPO)", r", improvement$": ", policy update",
-    r"\bon (GPT-2|Llama)\b(?! 124M)": r"on tiny \1",
+    r"\bon (GPT-2|Llama)\b(?![ -]\d)": r"on tiny \1",
 }  # fmt: skip
 """A row's name of older files -> what it is called now."""
 
