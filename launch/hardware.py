@@ -16,6 +16,7 @@ from tables import dump, in_todays_words
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "configs"))  # whose files see each other so
 import coconut_gpt2  # noqa: E402 - needs the path
+
 FILE = ROOT / "results" / "hardware.json"
 SMALL_CARD = 24 * 2**30 / 1e9  # GB of an RTX 3090 or 4090
 GPU_SHARE = 0.92  # of a GPU's memory that programs get, as launch/one_machine.sh sets it

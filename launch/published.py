@@ -89,7 +89,9 @@ def evaluate(name: str, folder: str, limit: int, flags: list[str]) -> None:
     command = [sys.executable, "-m", "slpo_jax.main", f"--config={config}:{folder}", f"--workdir=runs/published/{name}"]
     command += ["--config.stages=('evaluate',)", f"--config.evaluate.limit={limit}", *checkpoint.flags, *flags]
     if subprocess.run(command, check=False).returncode:
-        raise UserError(f"{name}: its evaluation failed; mend what its last line says, then give the same command again")
+        raise UserError(
+            f"{name}: its evaluation failed; mend what its last line says, then give the same command again"
+        )
 
 
 def table() -> dict[str, Any]:
