@@ -30,7 +30,7 @@ NAMES = {
     "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
     "dart": "DART-like", "colar": "CoLaR", "regular": "ReGuLaR with text", "exact": "exact likelihood",
     "latent_sft": "Latent-SFT", "latent_grpo": "Latent-GRPO",
-    "cot": "chain of thought", "none": "no latents", "simcot": "SIM-CoT",
+    "cot": "chain of thought", "none": "no latents",
     "grpo": "GRPO", "grpo_latent": "GRPO with latent inference",
     "lepo": "LEPO", "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
     "sequential_steps": "steps", "milliseconds": "ms an answer",

@@ -1,4 +1,4 @@
-"""`python launch/published.py DIR [--only=NAME,..] [--limit=N]`: published checkpoints beside the paper's table 1.
+"""`python launch/beside_paper.py DIR [--only=NAME,..] [--limit=N]`: published checkpoints beside the paper's table 1.
 
 Each checkpoint of `CHECKPOINTS` is evaluated as the paper says, on the sets in DIR (docs/reproduce.md says where they
 are had), in `runs/published/NAME`. `results/published.json` then has our figures beside the paper's, and `python
@@ -116,7 +116,7 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]
     Raises:
         UserError: one of them can't be used.
     """
-    parser = FlagParser(prog="python launch/published.py", description="Published checkpoints beside the paper.")
+    parser = FlagParser(prog="python launch/beside_paper.py", description="Published checkpoints beside the paper.")
     parser.add_argument("folder", help="with gsm_valid.json, gsm_test.json, gsm_hard.json and multiarith.json")
     parser.add_argument("--only", default="", help="checkpoints, e.g. coconut_gpt2,codi_gpt2; default: all")
     parser.add_argument("--limit", type=int, default=0, help="problems of each set; default: all")
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     given = shlex.join(sys.argv[1:] if argv is None else argv)
-    facts = {"command": f"python launch/published.py {given}", "commit": None, "machine": None,
+    facts = {"command": f"python launch/beside_paper.py {given}", "commit": None, "machine": None,
              "date": time.strftime("%Y-%m-%d"), "seeds": [0]}  # fmt: skip
     write_text(flags.out, dump(facts | {"tables": {"beside the paper": table()}}))
     return 0
