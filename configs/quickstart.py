@@ -1,12 +1,11 @@
 """Few demonstrations, then rewards, in minutes on two CPU cores: what are latents and rewards worth? quickstart:CELL.
 
-`7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions of one to
-four operations are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other
-problems, all of four operations, and tests are apart from both. The report shows what rewards are worth, against as many further steps of imitation and against
-the likelihood of a key to each problem.
+`7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions of one to four
+operations are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other
+problems, all of four operations, and tests are apart from both. The report shows what rewards are worth, against as
+many further steps of imitation and against the likelihood of a key to each problem.
 
-    slpo train quickstart        imitation, further imitation, and four objectives
-    slpo train quickstart:all    no latents in the same steps, too
+    slpo train quickstart                                         imitation, further imitation, four objectives
     slpo train quickstart:no_latents --workdir=runs/no_latents    the same rewards without latents
     slpo train quickstart:cot --workdir=runs/cot                  the same with written steps, by GRPO
 
@@ -21,7 +20,7 @@ DEMOS = 600
 BACKBONE = "gpt2"
 OPERATIONS, MODULUS = 4, 10
 COT_STEPS, STAGE_STEPS, FINAL_STEPS = 800, 500, 100  # at most; without latents all of them are taken
-REWARD_STEPS = 600  # of each objective, and of further imitation
+REWARD_STEPS = 400  # of each objective, and of further imitation
 TRIED = (1e-4, 3e-4, 1e-3)
 # By name: the objective and its settings. The first is a control: no reward, but a key to each problem of the rewards.
 OBJECTIVES = {
@@ -38,7 +37,6 @@ RATES = {
 # By cell, the objectives that are trained.
 CELLS = {
     "": ("keys", "answer_only", "slpo", "replay"),
-    "all": ("keys", "answer_only", "slpo", "replay"),
     "no_latents": ("answer_only",),
     "cot": ("grpo",),
 }
@@ -51,7 +49,7 @@ def get_config(cell: str = ""):
             f"configs/quickstart.py:{cell}: no such cell; give none or one of {', '.join(filter(None, CELLS))}, then "
             "nothing or ,tune"
         )
-    tunes, thinks = more == "tune", name in ("", "all")
+    tunes, thinks = more == "tune", name == ""
     config = default_config()
     config.reasoner = f"coconut_{BACKBONE}"
     config.tokenizer = f"chain:{MODULUS}"
@@ -75,14 +73,14 @@ def get_config(cell: str = ""):
     config.stages = ("imitate", "rl", "evaluate")
     config.imitate.update(
         batch_size=128, c_thought=0, max_latent_stage=OPERATIONS, cot_steps=COT_STEPS, stage_steps=STAGE_STEPS,
-        final_steps=FINAL_STEPS, final_latents="steps" if thinks else "published", suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
+        final_steps=FINAL_STEPS, suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
     )  # fmt: skip
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
     if thinks:
-        config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98)
+        config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98, final_latents="steps")
         config.imitate.simcot.keep = True
         if not tunes:
-            config.imitate.update(control=True, control_rate=RATES["further"], no_thought=name == "all")
+            config.imitate.update(control=True, control_rate=RATES["further"])
     elif name == "cot":
         config.imitate.update(max_latent_stage=0, cot_steps=1_500, final_steps=0)
         config.max_answer_tokens = 6 * OPERATIONS + 8

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slpo_jax.config import Config
+from slpo_jax.config.keys import CHANGES_NOTHING
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.settings import fields_of, in_words
 from slpo_jax.training.objectives import OBJECTIVES
@@ -69,19 +70,18 @@ def allowed(words: str) -> str:
 
 
 class Described(NamedTuple):
-    """A key of a config section: its default, what may stand there in words, and what it affects; "" as its section."""
+    """A key of a config section: its default, and what may stand there in words."""
 
     name: str
     default: Any
     values: str
-    affects: str
 
 
 def described(settings: Any) -> list[Described]:
     """The keys of the section that a dataclass, or an instance with other defaults, describes."""
     made = settings() if isinstance(settings, type) else settings
     return [
-        Described(name, getattr(made, name), in_words(hint, limits), limits.affects)
+        Described(name, getattr(made, name), in_words(hint, limits))
         for name, hint, _, limits in fields_of(type(made))
         if limits.in_config
     ]
@@ -120,22 +120,10 @@ def sections(settings: Any, key: str) -> dict[str, Any]:
     return found
 
 
-def harmless(settings: Any, key: str, inherited: str) -> list[str]:
-    """The keys, or whole sections, that change no result."""
-    found = []
-    for field in described(settings):
-        name, affects = f"{key}.{field.name}".removeprefix("config."), field.affects or inherited
-        if affects == "nothing":
-            found.append(f"`{name}`")
-        elif dataclasses.is_dataclass(field.default):
-            found += harmless(field.default, f"{key}.{field.name}", affects)
-    return found
-
-
 def render() -> str:
     every = sections(Config, "config")
     optimizers = {key.split(".")[1]: found for key, found in every.items() if key.endswith(".optimizer")}
-    free = ", ".join(harmless(Config, "config", ""))
+    free = ", ".join(f"`{key}`" for key in CHANGES_NOTHING)
     parts = [_HEAD, f"These change no result, and may differ when a run goes on: {free}.\n"]
     for key, settings in every.items():
         cls = settings if isinstance(settings, type) else type(settings)

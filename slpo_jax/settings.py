@@ -8,20 +8,12 @@
 
 Annotations are checked too: numbers have to be finite, a bool is no number, a `Literal` lists the choices, a range
 holds for each element of a tuple, and a field may be another such dataclass, `X | None`, or a `dict[str, X]`.
-
-A field also says what it can change (`affects`), from which a run knows what a result of its depends on:
-
-    model       what the parameters are: their shapes and their meaning
-    parameters  what training makes of them; the default
-    rollouts    how a policy thinks and answers: what is trained on them, and what is measured of them
-    report      what is measured and shown of what there is
-    nothing     speed, memory, places on the disk
 """
 
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from slpo_jax.errors import UserError
@@ -29,8 +21,6 @@ from slpo_jax.errors import UserError
 _LARGEST = 2**31 - 1  # step counters, indices and shapes are int32
 _INFINITY = 2.0**128  # of float32
 _UNIONS = (Union, types.UnionType)
-
-Affects = Literal["", "model", "parameters", "rollouts", "report", "nothing"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +34,6 @@ class Limits:
     fewest: int = 0
     note: str = ""
     in_config: bool = True
-    affects: Affects = ""
-    chooses: Collection[str] = ()
     entry: Callable[..., Any] | None = None
 
     def hold(self, value: float) -> bool:
@@ -95,8 +83,6 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
         note: what a special value means, for the error message: "0 keeps all".
         in_config: False for what is known only when the dataclass is built: it is no key of the config's section, and
             messages don't ask for None.
-        affects: what it can change, see above; "" is what the section that it stands in can.
-        chooses: names of sections beside it, of which its value names the one that is used.
         entry: of a dict of sections: (key of one, what it is or None, (key in it, value) of each change) -> what the
             changes are of.
         make: makes the default when it is asked for, as what is registered by then has it.
@@ -106,24 +92,22 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
     return dataclasses.field(**defaults, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
 
 
-def selection(base: Any, field: str, default: str, registry: Mapping[str, type], alone: bool = False) -> Any:
+def selection(base: Any, field: str, default: str, registry: Mapping[str, type]) -> Any:
     """Return a section whose one field names one of several; the settings of each are sections in it, as by default.
 
     Args:
         base: what all of them share.
         field: which one is used.
         registry: by name the dataclass of each, those that are registered by now.
-        alone: the others' settings affect nothing.
     """
-    return _selection(base, field, default, tuple(registry.items()), alone)()
+    return _selection(base, field, default, tuple(registry.items()))()
 
 
 @functools.cache
-def _selection(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...], alone: bool) -> Any:
+def _selection(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...]) -> Any:
     fields: list[Any] = [(name, cls, cls()) for name, cls in members]
     names = dict.fromkeys([default, *dict(members)])
-    selected = setting(default, chooses=tuple(names) if alone else ())
-    fields.insert(0, (field, Literal[*names], selected))
+    fields.insert(0, (field, Literal[*names], setting(default)))
     return dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
 
 

@@ -26,12 +26,10 @@ class About:
 
     Attributes:
         stream: of its noise. A number never changes, or runs that go on would draw other noise: a new one is the next.
-        gate: whether the gate of its checkpoints is a trained one.
         row: label and meaning of its row in the report; None: `run/experiment.py` has more to say.
     """
 
     stream: int
-    gate: bool = False
     row: tuple[str, str] | None = None
 
 
@@ -39,15 +37,13 @@ ABOUT: dict[Section, About] = {
     "imitate": About(0),
     "cold_start": About(
         1,
-        gate=True,
         row=("cold gate", "Imitation's reasoner with the trained gate: where the objectives start."),
     ),
     "best_of_n": About(
         5,
-        gate=True,
         row=("best of N", "Imitation of the best right one among N samples of where it started, chosen by a scorer."),
     ),
-    "rl": About(2, gate=True),
+    "rl": About(2),
     "latent_rm": About(4),
     "evaluate": About(3),
 }

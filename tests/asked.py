@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from slpo_jax.config import default_config, read_config
+from slpo_jax.config.config import stage_config
 from slpo_jax.config.overrides import values
 from slpo_jax.evaluation.report_rows import Row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
@@ -65,9 +66,7 @@ def workdir(reasoner: str, folder: Path, **changes) -> Path:
         save_params(experiment.workdir.stage_folder(stage).path, run_params(reasoner))
     experiment.log.close()
     (folder / "config.json").write_text(json.dumps(values(experiment.config)))
-    facts = json.loads(experiment.workdir.stage_folder("cold_start").facts.read_text())
-    rule = RUN.get(reasoner, 0.75)
-    row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=rule, settings=facts)
+    row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=RUN.get(reasoner, 0.75))
     write_row(folder, row)
     write_rule(experiment.workdir.stage_folder("cold_start"), row, alike=True)
     return folder
@@ -80,7 +79,13 @@ def checkpoint(config, folder: Path) -> Path:
     save_params(folder / "checkpoints" / "grpo", params)
     setup.checkpoint.write(folder / "checkpoints" / "reasoner")
     (folder / "config.json").write_text(json.dumps(values(setup.config)))
+    write_config(folder / "checkpoints" / "grpo", setup.config)
     return folder / "checkpoints" / "grpo"
+
+
+def write_config(place: Path, config, stage: str = "grpo") -> None:
+    """The config that a stage ran by, beside its parameters in a folder."""
+    (place / "config.json").write_text(json.dumps(values(stage_config(config, stage))))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

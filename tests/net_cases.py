@@ -63,6 +63,13 @@ CASES: dict[str, dict[str, Any]] = {
     "colar_llama regular exact": _COLAR | {
         "reasoner": "colar_llama", "imitate.recipe": "regular", "prompt.speed": 1, "rl.objectives": ("exact",),
         "imitate.lora.rank": 2, "imitate.lora.kernels": ("q_proj", "v_proj")},
+    "adalr_gpt2 adalr grpo lora": {
+        "reasoner": "adalr_gpt2", "latent_policy.name": "adalr", "dropout.rate": 0.0, "rl.objectives": ("grpo",),
+        "imitate.adalr.latents": 1, "imitate.adalr.latents_a_step": 1, "imitate.adalr.most": 2,
+        "imitate.adalr.last_step": True, "imitate.lora.rank": 2},
+    "adalr_llama adalr exact": {
+        "reasoner": "adalr_llama", "latent_policy.name": "adalr", "dropout.rate": 0.0, "rl.objectives": ("exact",),
+        "imitate.adalr.latents": 2, "imitate.adalr.most": 2, "imitate.adalr.last_step": True},
     "dart_gpt2 silent latent slpo chain": _made("chain") | {
         "reasoner": "dart_gpt2", "tokenizer": "bytes", "prompt_slots": (128,), "model.n_positions": 256,
         "max_answer_tokens": 20},

@@ -12,7 +12,6 @@ import optax
 import tiny
 from slpo_jax.data.batches import pad_suffixes
 from slpo_jax.policy.policy import PromptedBatch
-from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.runtime.mesh import Layout, device_mesh, shard_rows
 from slpo_jax.training import gate_training, rl_loss
 from slpo_jax.training.objectives import OBJECTIVES
@@ -51,11 +50,11 @@ def host_reward_of(batch):
     """`rigged_reward` of a batch's problems without SECOND, on the host."""
     rules = dict(zip(batch.draws.tolist(), batch.references[:, 0].tolist(), strict=True))
 
-    def host_reward(tokens_NA, index_N):
+    def host_reward(tokens_NA, index_N, latents_N):
         asked = jnp.arange(3)[1:]  # a function may compute with jax, too, though a step is not to
         rule = np.array([rules[index] for index in index_N.tolist()])
         right_N = ((tokens_NA.sum(axis=1) + rule) % 2 == 0) & (rule != NEVER) & bool(asked.all())
-        return Verdicts(right_N * 1.0, {"rigged": right_N * 1.0}, np.zeros_like(right_N), 0.0)
+        return tiny.verdicts(right_N)
 
     return host_reward
 

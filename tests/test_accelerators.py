@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from benchmarks.measure.programs import programs
-from slpo_jax.architectures import ARCHITECTURES
+from slpo_jax.architectures import ARCHITECTURES, REASONERS
 from slpo_jax.config import default_config, read_config
 from slpo_jax.evaluation.curves import scalars
 from slpo_jax.models import xla_cpu
@@ -20,9 +20,10 @@ from slpo_jax.training.recipes import RECIPES
 DTYPES = ("bfloat16", "float32")
 BACKBONES = ("gpt2", "llama")  # Qwen2 is Llama's program and biases
 UNLIKELY = tuple(name for name, settings in LATENT_POLICIES.items() if not settings.has_likelihood)
-OF_LATENTS, IN_WORDS, OF_COLAR = ("latent", "additive"), ("hybrid",), ("colar",)
+OF_LATENTS, IN_WORDS, OF_ONE = ("latent", "additive"), ("hybrid",), ("colar", "adalr")
 RECIPE_OF = {"curriculum": "coconut", "silent": "dart", "distil": "codi", "icot": "text", "simcot": "coconut",
-             "colar": "colar", "regular": "colar", "latent_sft": "text", "frontier": "coconut"}  # fmt: skip
+             "colar": "colar", "regular": "colar", "latent_sft": "text", "frontier": "coconut",
+             "adalr": "adalr"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,8 +34,8 @@ def _for_accelerators():
 
 def _accepted(architecture: str, latent_policy: str, objective: str) -> bool:
     """Whether a config may ask for the three together; tests of bad configs hold the others' errors."""
-    if latent_policy in OF_COLAR:
-        return architecture == "colar"
+    if latent_policy in OF_ONE:
+        return architecture == latent_policy
     if architecture != "text":
         return latent_policy not in IN_WORDS and not (objective == "exact" and latent_policy in UNLIKELY)
     if latent_policy in OF_LATENTS or (latent_policy in IN_WORDS and objective not in ("exact", "grpo")):
@@ -50,7 +51,7 @@ def _rl_cases():
     latent_architectures = itertools.cycle(architecture for architecture in ARCHITECTURES if architecture != "text")
     turns, seen = itertools.cycle(itertools.product(DTYPES, BACKBONES)), set[str]()
     for latent_policy, objective in itertools.product(LATENT_POLICIES, OBJECTIVES):
-        for architecture in ("colar",) if latent_policy in OF_COLAR else (next(latent_architectures), "text"):
+        for architecture in (latent_policy,) if latent_policy in OF_ONE else (next(latent_architectures), "text"):
             if _accepted(architecture, latent_policy, objective):
                 dtype, backbone = next(turns)
                 new = {latent_policy, objective, f"{architecture}_{backbone}"} - seen
@@ -75,17 +76,21 @@ def _other_cases():
         return pytest.param(stage, f"{architecture}_{backbone}", latent_policy, recipe, dtype, marks=marks)
 
     for architecture in ARCHITECTURES:
-        stages = ["evaluate"] if architecture == "text" else ["cold_start", "evaluate"]
+        stages = ["cold_start", "evaluate"] if ARCHITECTURES[architecture].has_gate else ["evaluate"]
         for stage, backbone in itertools.product(stages, BACKBONES):
             yield case(
                 stage, architecture, backbone, "soft" if architecture == "text" else "latent", "", next(turns)[1]
             )
     for latent_policy in LATENT_POLICIES:
         backbone, dtype = next(turns)
-        architecture = "colar" if latent_policy in OF_COLAR else "coconut" if latent_policy in OF_LATENTS else "text"
+        if latent_policy in OF_ONE:
+            architecture = latent_policy
+        else:
+            architecture = "coconut" if latent_policy in OF_LATENTS else "text"
         yield case("evaluate", architecture, backbone, latent_policy, "", dtype)
     for recipe, backbone in itertools.product(RECIPES, BACKBONES):
-        yield case("imitate", RECIPE_OF[recipe], backbone, "soft", recipe, next(turns)[1])
+        latent_policy = "adalr" if recipe == "adalr" else "soft"
+        yield case("imitate", RECIPE_OF[recipe], backbone, latent_policy, recipe, next(turns)[1])
 
 
 def _config(reasoner: str, latent_policy: str, dtype: str):
@@ -93,7 +98,7 @@ def _config(reasoner: str, latent_policy: str, dtype: str):
     config.reasoner, config.tokenizer, config.latent_policy.name = reasoner, "synthetic:20", latent_policy
     config.model.update(n_layer=1, n_head=2, n_embd=16, n_positions=64, projector=8, dtype=dtype)
     config.update(max_latents=3, min_latents=1, prompt_slots=(20,), max_answer_tokens=5)
-    config.gate.enabled = not reasoner.startswith("text")
+    config.gate.enabled = REASONERS[reasoner][0].has_gate
     config.data.train = "synthetic:train"
     config.data.synthetic.update(train_size=64, valid_size=4, test_size=4, max_value=20, max_steps=2)
     config.imitate.update(batch_size=2, c_thought=1, max_latent_stage=1, cot_steps=0, stage_steps=0, final_steps=4)
@@ -146,6 +151,7 @@ def test_the_other_stages_are_lowered_in_their_plain_form(tmp_path, stage, reaso
     config = _config(reasoner, latent_policy, dtype)
     config.imitate.update(recipe=recipe, c_thought=int(recipe != "icot"))
     config.imitate.distil.last_step = True
+    config.imitate.adalr.update(last_step=True, latents=2)
     if recipe == "icot":
         config.max_latents, config.imitate.final_steps = 0, 1000
     if reasoner.startswith("colar"):

@@ -19,7 +19,7 @@ import slpo_jax
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where a pickled checkpoint is to be read, a curve drawn, boxes compared, and values logged.
-OPTIONAL = {"torch", "matplotlib", "math_verify", "sympy", "reasoning_gym", "wandb"}
+OPTIONAL = {"torch", "matplotlib", "math_verify", "sympy", "reasoning_gym", "wandb", "mlflow", "trackio"}
 
 
 def _declared() -> dict[str, Requirement]:

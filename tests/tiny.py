@@ -268,4 +268,5 @@ def slow_factors(prompt_key, key, prompt: int, length: int, config: RolloutConfi
 def verdicts(values) -> Verdicts:
     """What a host's reward says, of one that never fails."""
     values = np.asarray(values, np.float32)
-    return Verdicts(values, {"mine": values}, np.zeros(len(values), bool), 0.0)
+    none = np.zeros(len(values), bool)
+    return Verdicts(values, {"mine": values}, values >= 1, none, none, none)

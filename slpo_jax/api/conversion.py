@@ -1,6 +1,7 @@
 """Checkpoints converted: ours for transformers, and published ones for this project."""
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -9,15 +10,14 @@ import numpy as np
 
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, original_settings, stopping_of
 from slpo_jax.checkpoints.export import replaced_by_export, short, write_export
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Ours, identify, open_ours
-from slpo_jax.config.config import Config
+from slpo_jax.checkpoints.saved_config import UNCHOSEN, config_of, config_to_keep, stopping_of
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import check_free, whole_folder
+from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import save_params
-from slpo_jax.io.workdir import REASONER_FOLDER
+from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder
 
 
 @by_argument()
@@ -44,19 +44,20 @@ def import_checkpoint(
     check_free(target)
     if isinstance(opened, Ours):
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
-    config = Config(init=opened.source, tokenizer=tokenizer, reasoner=reasoner or opened.reasoner)
-    gate = dataclasses.replace(config.gate, hidden=opened.gate_hidden or 0)
-    checkpoint = find_checkpoint(dataclasses.replace(config, gate=gate), opened)
+    config = config_of(opened, reasoner, tokenizer)
+    _, rule = stopping_of(config, opened)
+    checkpoint = find_checkpoint(config, opened)
     params = with_decoder(checkpoint.read(explain=explain), explain, opened.source)
     if checkpoint.lacks and checkpoint.description.architecture.heads(checkpoint.description.model.n_embd):
         what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.description.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
-    settings = original_settings(opened)
-    description = dataclasses.replace(checkpoint.description, source=short(opened.source), settings=settings)
+    description = dataclasses.replace(checkpoint.description, source=short(opened.source), rule=rule)
     checkpoint = dataclasses.replace(checkpoint, description=description)
     with whole_folder(target) as folder:
         save_params(folder, jax.tree.map(np.asarray, params))
         checkpoint.write(folder / REASONER_FOLDER)
+        text = json.dumps(config_to_keep(config, opened), indent=1)
+        write_text(StageFolder(folder).config, f"{text}\n")
     return checkpoint
 
 
@@ -81,7 +82,8 @@ def export_checkpoint(
         raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
     config = config_of(opened)
     _, rule = stopping_of(config, opened)
-    description = dataclasses.replace(opened.description, settings=original_settings(opened, config))
+    kept = config_to_keep(config, opened)
+    description = dataclasses.replace(opened.description, config=kept, rule=rule)
     template = description.architecture.template(opened.tokenizer(), prompt=config.prompt)
     params = jax.tree.map(np.asarray, with_decoder(opened.stored.read(), explain, opened.source))
     place, rule = Path(opened.source).expanduser(), UNCHOSEN if rule is None else rule

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,9 +13,10 @@ from absl import logging
 
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
-from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, laid_over, original_settings, stopping_of
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
-from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.identity import Identity, identify
+from slpo_jax.checkpoints.saved_config import UNCHOSEN, config_of, stated_settings, stopping_of, with_overrides
+from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import token_texts
@@ -135,44 +136,77 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
         options = LoadOptions(**arguments)
     except FieldError as error:
         raise UserError(f"--{error.field}", error.problem) from None
+    # The checkpoint's own config, and how its rollouts stop.
     identity = identify(checkpoint, options.base, options.lora_alpha)
-    config = config_of(identity, options.reasoner, options.tokenizer)
-    stopping, chosen = stopping_of(config, identity)
-    rule = UNCHOSEN if chosen is None else chosen
-    before = {
-        "latents": rule if stopping == "length" else f"the threshold {rule}",
-        "threshold": rule,
-        "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
-    } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
-    changes = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
-    config = laid_over(config, {KEYS[name][-1]: value for name, value in changes.items() if KEYS[name]})
+    own = config_of(identity, options.reasoner, options.tokenizer)
+    stopping, chosen = stopping_of(own, identity)
+    own_rule = UNCHOSEN if chosen is None else chosen
+    # What is asked for lies over it.
+    given = {name: value for name, value in vars(options).items() if value not in (None, "")}
+    config = with_overrides(own, {key: value for name, value in given.items() for key in KEYS[name][-1:]})
+    rule = own_rule
     if options.latents is not None:
-        if options.threshold is not None:
-            raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
-        stopping, rule = "length", options.latents
+        stopping = "length"
+        rule = options.latents
     elif options.threshold is not None:
-        if stopping != "threshold":
-            raise UserError(
-                "--threshold", f"{checkpoint} has no trained gate; give {key_name('--latents')} for a fixed number"
-            )
         rule = options.threshold
-    if (law := options.latent_policy) and not config.max_latents:
-        raise UserError("--latents", f"0 leaves {key_name('--latent_policy')}={law} nothing to think; give e.g. "
-                        f"{key_name('--latents')}=4")  # fmt: skip
-    has_speed = "speed" in architecture_of(config.reasoner).prompt_keys
-    for name, has_use in {"base": identity.base, "lora_alpha": identity.lora_alpha, "speed": has_speed}.items():
-        if getattr(options, name) and not has_use:
-            raise UserError(f"--{name}", f"changes nothing of {identity.source}; leave it out")
+    _check_options(options, identity, own, config)
+    # Models and texts, then parameters.
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
-    others = [f"--{name}={now} and not {before[name]!r}" for name, now in changes.items() if now != before[name]]
-    if others and original_settings(identity, config):
-        logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
-    if chosen is None and not {"latents", "threshold"} & changes.keys():
+    # What is not as the checkpoint was made is said.
+    if stated_settings(identity, own):
+        _say_given(identity, given, own, own_rule)
+    if chosen is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
     explains = options.explain or DECODER in params
     reads = reads_of(with_decoder(params, True, checkpoint)) if explains else None
     return Solver(setup, params, stopping, rule, reads)
+
+
+def _check_options(options: LoadOptions, identity: Identity, own: Config, config: Config) -> None:
+    """Refuse what a checkpoint can't be asked for, or what would change nothing.
+
+    Args:
+        own: the checkpoint's config.
+        config: with the options over it.
+    """
+    if options.threshold is not None and options.latents is not None:
+        raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
+    if options.threshold is not None and not own.gate.enabled:
+        raise UserError(
+            "--threshold", f"{identity.source} has no trained gate; give {key_name('--latents')} for a fixed number"
+        )
+    if options.latent_policy and not config.max_latents:
+        raise UserError(
+            "--latents",
+            f"0 leaves {key_name('--latent_policy')}={options.latent_policy} nothing to think; give e.g. "
+            f"{key_name('--latents')}=4",
+        )
+    has_speed = "speed" in architecture_of(config.reasoner).prompt_keys
+    for name, has_use in {"base": identity.base, "lora_alpha": identity.lora_alpha, "speed": has_speed}.items():
+        if getattr(options, name) and not has_use:
+            raise UserError(f"--{name}", f"changes nothing of {identity.source}; leave it out")
+
+
+def _say_given(identity: Identity, given: Mapping[str, Any], own: Config, rule: float | int) -> None:
+    """Say which options differ from what a checkpoint was made with.
+
+    Args:
+        given: options by name.
+        own: the checkpoint's config.
+        rule: its threshold or number of latents.
+    """
+    made = {
+        "latents": f"the threshold {rule}" if own.gate.enabled else rule,
+        "threshold": rule,
+        "max_answer_tokens": own.evaluate.max_answer_tokens or own.max_answer_tokens,
+    }
+    made |= {name: attrgetter(KEYS[name][-1])(own) for name in _SET}
+    others = [name for name in made if name in given and given[name] != made[name]]
+    if others:
+        texts = ", ".join(f"--{name}={given[name]} and not {made[name]!r}" for name in others)
+        logging.warning("%s: not used as it was made, but with %s", identity.source, texts)
 
 
 def solve(solver: Solver, question: str) -> Solution:
@@ -230,7 +264,7 @@ def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
 
 def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: Any) -> Completions:
     """Roll questions out, so many rollouts at a time; the decoder is there only to be asked."""
-    setup, prompts = solver.setup, [_prompt(solver.setup, question) for question in questions]
+    setup, prompts = solver.setup, [encode_question(solver.setup, question) for question in questions]
     problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
     # With the same cached programs, which the size of a batch is no part of.
     evaluator = copy.copy(solver.evaluator)
@@ -240,8 +274,12 @@ def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: 
     return evaluator.run(params, encoded, solver.stopping, solver.rule, **options)
 
 
-def _prompt(setup: Setup, question: str) -> list[int]:
-    """Return the question's ids."""
+def encode_question(setup: Setup, question: str) -> list[int]:
+    """Return a question's ids.
+
+    Raises:
+        UserError: it is empty, too long, or has a word that the tokenizer doesn't know.
+    """
     if not question.strip():
         raise UserError("question: is empty; ask something")
     with about("question"):

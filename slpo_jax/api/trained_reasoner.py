@@ -4,35 +4,44 @@ import copy
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from absl import logging
 
 from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.api.load_options import by_argument
-from slpo_jax.api.solver import Solution, Solver, Vote, load_solver, solve_all, vote
+from slpo_jax.api.solver import Solution, Solver, Vote, encode_question, load_solver, solve_all, vote
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.decode_settings import decode_settings, stated_rewards
 from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
+from slpo_jax.checkpoints.saved_config import config_to_keep
 from slpo_jax.config.config import ends_at
 from slpo_jax.config.overrides import changed
-from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.problem import Problem
+from slpo_jax.data.batches import EncodedProblems, pad_prompts
+from slpo_jax.data.problem import Problem, Problems
+from slpo_jax.data.record_readers import is_dataset_dict
 from slpo_jax.errors import UserError, about
 from slpo_jax.evaluation.completions import Completions, record_rows
 from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONE
+from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies import LatentPolicyConfig
+from slpo_jax.policy.policy import Prompts
+from slpo_jax.policy.rollout import sample
 from slpo_jax.rewards.answers import STYLES
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.sources import load_set
+from slpo_jax.run.sources import TRAIN, VALID, load_set, made_with, read_as
 from slpo_jax.runtime.backend import set_up_jax
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def describe(solver: Solver, solution: Solution) -> str:
@@ -67,8 +76,11 @@ def describe(solver: Solver, solution: Solution) -> str:
 def _ending(solver: Solver, solution: Solution) -> str:
     steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
     if not steps:
-        has_latents = solver.setup.checkpoint.description.architecture.has_latents
-        return "none, a fixed number" if has_latents else "in words alone"
+        if not solver.setup.checkpoint.description.architecture.has_latents:
+            return "in words alone"
+        if latent_policy.halts is not None and solver.rule:
+            return f"none of at most {solver.rule}, as {ends_at(solver.setup.config)!r} came at once"
+        return "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = ends_at(solver.setup.config)
@@ -109,11 +121,29 @@ def describe_vote(solver: Solver, votes: Vote, seed: int) -> str:
 class TrainedReasoner:
     """A reasoner with its own T, way of stopping, threshold, prompt and noise, as `load` returns it.
 
+    A pickle of it has the checkpoint's place and the arguments of `load`, not the weights: whoever opens it loads them.
+
     Attributes:
         solver: models, texts and parameters.
+        options: the arguments of `load` that it was loaded with.
     """
 
     solver: Solver
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = Path(self.source)
+        return _loaded, (str(source.absolute()) if source.exists() else self.source, dict(self.options))
+
+    @property
+    def params(self) -> Any:
+        """The parameters of all its parts, nested dicts of `jax.Array`s: `reasoner`, and `gate` where it has one."""
+        return self.solver.params
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerFast":
+        """The tokenizer of its texts; `prompts` makes questions into what it reads."""
+        return self.solver.setup.template.tokenizer
 
     @property
     def source(self) -> str:
@@ -128,28 +158,61 @@ class TrainedReasoner:
     def __repr__(self) -> str:
         return f"{self.config.reasoner} from {self.source}, stops by {self.solver.stopping} {self.solver.rule}"
 
+    def prompts(self, questions: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode questions as the reasoner reads them.
+
+        Args:
+            questions: B of them.
+        Returns:
+            tokens int32 [B, P], padded on the left to the longest; and valid bool [B, P], where there is no padding.
+        Raises:
+            UserError: as `solve`.
+        """
+        setup, asked = self.solver.setup, _texts(questions)
+        ids = [encode_question(setup, question) for question in asked]
+        return pad_prompts(ids, [max(map(len, ids))], setup.template.pad_id)
+
+    def solve_function(self) -> Callable[[Any, Any, Any], dict[str, Any]]:
+        """Return `solve` without noise as a pure function of arrays, for `jax.jit` and `jax.export` of one's own.
+
+        Returns:
+            (params, tokens int [B, P], valid bool [B, P]) -> a dict of arrays: `tokens` int [B, A], the answer's, with
+            what ends it, then padding; `lengths` int [B], of thoughts; `latents` [B, T, D], zeros after (of another
+            latent policy its actions, leaves [B, T, ..]); `stop` [B, T], the gate's stop probabilities, which mean
+            nothing where a thought has ended. params are `params`, prompts those of `prompts`.
+        """
+        solver = self.solver
+        policy = solver.evaluator.policy.without_noise().having(stopping=solver.stopping)
+        rule_type = jnp.float32 if solver.stopping == "threshold" else jnp.int32
+
+        def solve(params: Any, tokens: Any, valid: Any) -> dict[str, Any]:
+            rows = tokens.shape[0]
+            keys_B = noise.row_keys(jax.random.key(0), jnp.zeros(rows, jnp.int32))
+            drawn = sample(policy, params, Prompts(tokens, valid), keys_B, jnp.full(rows, solver.rule, rule_type))
+            stop_BT = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, drawn.actions))
+            return {"tokens": drawn.tokens, "lengths": drawn.lengths, "latents": drawn.actions, "stop": stop_BT}
+
+        return solve
+
     @overload
     def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
     @overload
-    def solve(self, question: list[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
+    def solve(self, question: Sequence[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
     @by_argument()
-    def solve(self, question: str | list[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
+    def solve(self, question: str | Sequence[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
         """Ask, and watch it think.
 
         Args:
-            question: a question, or a list of them, asked in batches.
+            question: a question, or several, asked in batches: a list, a tuple, an array or a column of texts.
             samples: rollouts of each question under the noise of the run's evaluation, which vote.
             seed: of that noise.
         Returns:
-            a solution, or a list of them: answer, text, latents (stop probability, nearest tokens, vector), votes.
+            a solution, or of several a list of them: answer, text, latents (stop probability, nearest tokens, vector),
+            votes.
         Raises:
             UserError: a question is empty, too long, or has a word that the tokenizer doesn't know.
         """
-        questions = [question] if isinstance(question, str) else question
-        if not isinstance(questions, list) or not all(isinstance(text, str) for text in questions):
-            raise UserError(f"question: {question!r} is neither a text nor a list of texts; give one")
-        if not questions:
-            raise UserError("question: the list is empty; give at least one")
+        questions = _texts(question)
         _check_numbers(samples=samples, seed=seed)
         solutions = []
         for solution in solve_all(self.solver, questions):
@@ -184,11 +247,14 @@ class TrainedReasoner:
             UserError: the problems or the reward can't be used.
         """
         _check_numbers(samples=samples, seed=seed, limit=limit)
-        setup, name, source = self.solver.setup, "", problems
-        if isinstance(source, str | os.PathLike):
-            source = os.fspath(source)
-            name = source if source in setup.config.data.eval else ""
-            source = setup.config.data.eval.get(source, source)
+        setup = self.solver.setup
+        name = ""
+        source = os.fspath(problems) if isinstance(problems, os.PathLike) else problems
+        if isinstance(source, str) and source in setup.config.data.eval:
+            name = source
+            source = setup.config.data.eval[name]
+        if is_dataset_dict(source):
+            logging.warning("problems: of the splits %s, test is asked", ", ".join(source))
         judge = setup.reward if reward is None else setup.reward.asking(reward)
         loaded = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
         loaded.warn()
@@ -208,6 +274,37 @@ class TrainedReasoner:
         earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
         milliseconds, batch = setup.evaluator.milliseconds(self.solver.params, encoded, stopping, rule)
         return Evaluation(rows, Path(self.source).name, earns, milliseconds, batch)
+
+    @by_argument()
+    def problems(self, source: str | os.PathLike[str]) -> Problems:
+        """Read a set as the run does, with its settings of generated tasks, fields, answers and rewards.
+
+        Args:
+            source: the name of a set of the run (those of `config.data.eval`, "train" or "valid"), or anything that
+                `config.data.eval` takes.
+        Returns:
+            the problems that `evaluate(source)` asks; `print` says how they were read.
+        Raises:
+            UserError: there is no such set, or it can't be read.
+        """
+        if not isinstance(source, str | os.PathLike):
+            raise UserError(f"source: {source!r} is not valid; give the name of a set of the run, or a path")
+        config = self.config
+        name = os.fspath(source)
+        learned = {"train": (TRAIN, config.data.train), "valid": (VALID, config.data.valid)}
+        if name in config.data.eval:
+            key = "problems"
+            place = config.data.eval[name]
+        elif name in learned and not Path(name).exists():
+            key, place = learned[name]
+        else:
+            key = "problems"
+            place = name
+        problems = load_set(config, key, place)
+        lines = read_as(name, problems, STYLES[self.solver.setup.template.answer_style].about)
+        if line := made_with(place, config.data.of_task(place)):
+            lines.append(f"  {line}")
+        return problems.with_only(problems, summary=tuple(lines))
 
     @by_argument()
     def export(
@@ -241,10 +338,8 @@ class TrainedReasoner:
         checkpoint = solver.setup.checkpoint
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
-        settings = decode_settings(config, solver.rule)
-        if checkpoint.opened:
-            settings |= stated_rewards(checkpoint.opened, config)
-        description = dataclasses.replace(checkpoint.description, settings=settings)
+        kept = config_to_keep(config, checkpoint.opened)
+        description = dataclasses.replace(checkpoint.description, config=kept, rule=solver.rule)
         params = jax.device_get(with_decoder(solver.params, explain, self.source))
         exported = Checkpoint(description, template)
         write_export(target, Path(self.source), params, exported, config, solver.rule, replaces)
@@ -267,6 +362,18 @@ def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[
     if longest > max(setup.prompt_slots):
         setup = dataclasses.replace(setup, prompt_slots=(*setup.prompt_slots, longest))
     return setup, setup.encode("problems", fit, judge=judge)
+
+
+def _texts(question: Any) -> list[str]:
+    """Return one question or several as a list of them."""
+    questions = [question] if isinstance(question, str) else question
+    has_order = isinstance(questions, Iterable) and not isinstance(questions, Mapping | Set | bytes)
+    questions = list(questions) if has_order else [None]
+    if not all(isinstance(text, str) for text in questions):
+        raise UserError(f"question: {question!r} is neither a text nor a list of texts; give one")
+    if not questions:
+        raise UserError("question: the list is empty; give at least one")
+    return [str(text) for text in questions]  # an array's are of a type of its own
 
 
 def _check_numbers(**numbers: Any) -> None:
@@ -303,4 +410,9 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
     if not isinstance(checkpoint, str | os.PathLike):
         raise UserError(f"checkpoint: {checkpoint!r} is not valid; give a path or a hub id")
     set_up_jax()
-    return TrainedReasoner(load_solver(os.fspath(checkpoint), **options))
+    return TrainedReasoner(load_solver(os.fspath(checkpoint), **options), options)
+
+
+def _loaded(checkpoint: str, options: dict[str, Any]) -> TrainedReasoner:
+    """Open a pickle's reasoner."""
+    return load(checkpoint, **options)

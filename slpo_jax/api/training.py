@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -17,14 +18,16 @@ from slpo_jax.config.registry import register_reward
 from slpo_jax.data.problem import Problems
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
+from slpo_jax.data.record_files import records_text
+from slpo_jax.data.record_readers import is_dataset_dict, reusable, select_split
 from slpo_jax.errors import UserError, about
-from slpo_jax.io.files import read_json
+from slpo_jax.io.files import read_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
 from slpo_jax.rewards.functions import name_of
 from slpo_jax.run.own_data_settings import answers_of
 from slpo_jax.run.requested_config import requested_config
-from slpo_jax.run.sources import read_as
+from slpo_jax.run.sources import made_with, read_as
 from slpo_jax.runtime.backend import set_up_jax
 from slpo_jax.settings import FieldError
 
@@ -61,9 +64,9 @@ def train(
     start: str | os.PathLike[str] | ConfigDict = "",
     /,
     *,
-    train: str | os.PathLike[str] = "",
-    valid: str | os.PathLike[str] = "",
-    eval: Mapping[str, str | os.PathLike[str]] | None = None,
+    train: Any = "",
+    valid: Any = "",
+    eval: Mapping[str, Any] | None = None,
     base: str | os.PathLike[str] = "",
     workdir: str | os.PathLike[str] = "",
     config: Mapping[str, Any] | None = None,
@@ -74,8 +77,10 @@ def train(
     Args:
         start: the name of a shipped config (`slpo configs`), a config file, or a ConfigDict made by one; "" has the
             settings chosen from the problems of `train`, and shown.
-        train, valid: sources of problems, as `config.data.train` takes them; "" is the config's.
-        eval: sets to evaluate on, NAME = source, instead of the config's.
+        train, valid: sources of problems, as `config.data.train` takes them, or records, as `read` takes them, which
+            are written to WORKDIR/data; "" is the config's. A `datasets.DatasetDict` as `train` also gives the
+            validation and test sets that are not given, where it has such splits.
+        eval: sets to evaluate on, NAME = source or records, instead of the config's.
         base: where `start` is "": the model to begin with, a directory, hub id or file; "" is a small one.
         workdir: where checkpoints and reports go; "" is runs/NAME of the config.
         config: further keys by dotted name, such as {"rl.steps": 100}, or nested.
@@ -89,10 +94,9 @@ def train(
     for key, value in {"eval": eval, "config": config}.items():
         if not isinstance(value, Mapping | None) or not all(isinstance(name, str) for name in value or ()):
             raise UserError(f"{key}: {value!r} is not valid; give a dict by names")
-    sources, tests = {"train": train, "valid": valid, "base": base}, dict(eval or {})
-    for key, source in {"start": start, "workdir": workdir, **sources, **tests}.items():
-        if not isinstance(source, str | os.PathLike | ConfigDict):
-            raise UserError(f"{key}: {source!r} is not valid; give a text or a path")
+    for key, path in {"start": start, "base": base, "workdir": workdir}.items():
+        if not isinstance(path, str | os.PathLike | ConfigDict):
+            raise UserError(f"{key}: {path!r} is not valid; give a text or a path")
     if reward:
         if {"reward", "rewards"} & {key.removeprefix("config.") for key in config or {}}:
             raise UserError("reward: config has a reward too; leave one of the two out")
@@ -101,10 +105,15 @@ def train(
             reward = name_of(reward)
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    source_texts, test_texts = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
-    checked = check(requested_config(start, source_texts, test_texts, config or {}, set_up_jax))
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     folder = Path(workdir or f"runs/{name}").expanduser()
+    tests = dict(eval or {})
+    if is_dataset_dict(train):
+        valid, tests = _other_splits(train, valid, tests)
+    sources = {"train": _source("train", train, folder), "valid": _source("valid", valid, folder)}
+    sources["base"] = os.fspath(base)
+    test_sources = {key: _source(key, test, folder, learned=False) for key, test in tests.items()}
+    checked = check(requested_config(start, sources, test_sources, config or {}, set_up_jax))
     from slpo_jax.run.run_stages import run_stages  # once jax is set up
 
     try:
@@ -112,6 +121,42 @@ def train(
     except SystemExit as end:  # which is a command's
         raise KeyboardInterrupt from end
     return Run(folder)
+
+
+def _other_splits(splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the validation set and the test sets: what is given, else the splits of a `datasets.DatasetDict`."""
+    taken = ["train"]
+    if isinstance(valid, str) and not valid and "validation" in splits:
+        valid = splits["validation"]
+        taken.append("validation")
+    if not tests and "test" in splits:
+        tests = {"test": splits["test"]}
+        taken.append("test")
+    print(f"train: splits {', '.join(taken)} of {', '.join(splits)} are used", file=sys.stderr)
+    return valid, tests
+
+
+def _source(name: str, source: Any, folder: Path, learned: bool = True) -> str:
+    """Return a source of problems as a text: of records the file in the workdir that they are written to.
+
+    Args:
+        name: of the set.
+        source: a text, a path or records.
+        folder: the workdir.
+        learned: whether stages depend on the set, so that a run can't go on with another one.
+    Raises:
+        UserError: it is none, or the workdir's run has begun with others.
+    """
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    with about(name):
+        text = records_text(select_split(source, "train" if learned else "test")[1])
+    path = Workdir(folder).records(name)
+    before = path.read_text(encoding="utf-8") if path.is_file() else text
+    if learned and before != text and any(Workdir(folder).checkpoints.glob("*/*")):
+        raise UserError(f"{name}: the records are not those that {folder} began with; give these, or another workdir")
+    write_text(path, text)
+    return str(path)
 
 
 _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
@@ -142,7 +187,7 @@ def read(
         fields_config = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
         raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
-    source = list(source) if isinstance(source, Iterator) else source
+    source = reusable(source)
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""
     if not answers:
@@ -152,7 +197,9 @@ def read(
     problems = _load(source, kind, fields_config, with_columns)
     if not with_columns and 0 < sum(not problem.answer for problem in problems) < len(problems):
         problems = _load(source, kind, fields_config, with_columns, unanswered=False)  # as `correct` has them
-    name = source if isinstance(source, str) else "records"
+    name = source if isinstance(source, str) else select_split(source, "train")[0]
+    if line := made_with(source):
+        problems = problems.with_only(problems, warnings=(*problems.warnings, f"{source}: {line}"))
     if with_columns:  # a command prints the summary
         problems.warn()
     return problems.with_only(problems, summary=tuple(read_as(name, problems, _ARE[kind] + why)))

@@ -1,5 +1,6 @@
 """The architectures. A new one is a file here, and a line in `ARCHITECTURES`; nothing else knows one from another."""
 
+from slpo_jax.architectures.adalr import Adalr
 from slpo_jax.architectures.architecture import Architecture, Text, Unwrapped
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi, Dart
@@ -8,7 +9,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import BACKBONES
 
 ARCHITECTURES: dict[str, type[Architecture]] = {
-    architecture.name: architecture for architecture in (Coconut, Codi, Colar, Dart, Text)
+    architecture.name: architecture for architecture in (Coconut, Codi, Colar, Dart, Adalr, Text)
 }
 
 PLAIN = Coconut

@@ -9,6 +9,7 @@ from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import Weight
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.templates import Template
+from slpo_jax.data.tokenizer import END_LATENT, START_LATENT
 from slpo_jax.errors import UserError
 from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, ModelConfig, Reasoner, as_functions, backbone
@@ -71,6 +72,7 @@ class Architecture(abc.ABC):
         has_gate: whether it may have a stopping gate.
         latents: how many published checkpoints think in, which have no gate.
         tokens: special ones that its vocabulary needs, in the order of their ids.
+        markers: of these, those that start and end a thought; a tokenizer that has both is a reasoner's.
         after_vocabulary: their ids come after all rows of the base model's vocabulary, not after its tokenizer's.
         about_head: what its own tensors do, for the card of an export.
         head_prefix: how their names begin in Hugging Face's layout; "" without any.
@@ -87,6 +89,7 @@ class Architecture(abc.ABC):
     has_gate: ClassVar[bool] = True
     latents: ClassVar[int] = 6
     tokens: ClassVar[tuple[str, ...]] = ()
+    markers: ClassVar[tuple[str, str]] = (START_LATENT, END_LATENT)
     after_vocabulary: ClassVar[bool] = False
     about_head: ClassVar[str] = ""
     head_prefix: ClassVar[str] = ""
@@ -160,8 +163,29 @@ class Architecture(abc.ABC):
         return cls(**{"projector": shapes.projector or width} if cls.first_of_head else {})
 
     @classmethod
-    def published_settings(cls, unwrapped: Unwrapped) -> dict[str, Any]:
-        """Return how the program of a checkpoint thinks, by key of the config, where that is not the default."""
+    def with_texts(
+        cls, unwrapped: Unwrapped, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str
+    ) -> Unwrapped:
+        """Return a published checkpoint's tensors, of which some may lie where its config and tokenizer say.
+
+        Args:
+            unwrapped: its tensors.
+            config: its config.json.
+            tokenizer: its own.
+            source: the file or directory, for messages.
+        Raises:
+            UserError: they don't go together.
+        """
+        return unwrapped
+
+    @classmethod
+    def published_settings(cls, unwrapped: Unwrapped, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how the program of a checkpoint thinks, by key of the config, where that is not the default.
+
+        Args:
+            unwrapped: its tensors.
+            config: its config.json.
+        """
         return {}
 
     @classmethod

@@ -156,7 +156,7 @@ class Colar(Architecture):
         return cls(shapes.projector or width, shapes.scale or _SCALES.get(width, cls.scale), gaussian=True)
 
     @classmethod
-    def published_settings(cls, unwrapped):
+    def published_settings(cls, unwrapped, config):
         return {"latent_policy.name": "colar", "latent_policy.colar.least": int(unwrapped.original)}
 
     @classmethod

@@ -187,4 +187,4 @@ def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfi
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
-    (folder / WEIGHTS[0]).chmod(0o644)  # safetensors makes its files private
+    (folder / WEIGHTS[0]).chmod((folder / CONFIG).stat().st_mode)  # safetensors makes its files private

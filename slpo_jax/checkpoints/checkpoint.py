@@ -126,7 +126,6 @@ def _ours(config: Config, opened: Ours) -> Checkpoint:
         )
     if not config.tokenizer:
         template = _ended(template, description.eos_ids, description.model.vocab_size, opened.source)
-    description = dataclasses.replace(description, settings={})
     return Checkpoint(description, template, opened, lambda like=None, explain=False: opened.stored.read(like))
 
 
@@ -146,12 +145,15 @@ def _fitted(
 ) -> Checkpoint:
     """Return a foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
     tensors, source, stored = opened.tensors, opened.path, opened.shapes()
+    published = bool(opened.architecture and not opened.description)
+    if published:
+        tensors = architecture.with_texts(tensors, opened.model, tokenizer, source)
     width = stored.n_embd
     missing = [] if tensors.head else [weight.path[0] for weight in architecture.drawn(width).heads(width)]
     plan = vocabulary_plan(
         architecture, opened.embedding, source,
         base=None if opened.has_own_model else stored.vocab_size, tokens=len(tokenizer),
-        has_names=has_latent_tokens(tokenizer), published=bool(opened.architecture and not opened.description),
+        has_names=has_latent_tokens(tokenizer, architecture.markers), published=published,
         missing_head=next(iter(missing), ""),
     )  # fmt: skip
     if not opened.has_own_model:
@@ -180,7 +182,7 @@ def _fitted(
     model = dataclasses.replace(stored, vocab_size=rows)
     plain = Description(instance, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
     base_description = opened.description or plain
-    description = dataclasses.replace(base_description, model=model, settings={}, eos_ids=template.eos_ids)
+    description = dataclasses.replace(base_description, model=model, config={}, rule=None, eos_ids=template.eos_ids)
 
     def read(like: Any = None, explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)

@@ -1,22 +1,28 @@
-"""`generate` of a latent reasoner in PyTorch and transformers alone: an export of slpo_jax has this file.
+"""`generate` and `forward` of a latent reasoner in PyTorch and transformers alone: an export of slpo_jax has this file.
 
-There it is custom_generate/generate.py, which `from_pretrained(.., trust_remote_code=True)` makes the model's own
-`generate`. It is no model class (`auto_map`), so that the folder stays a GPT-2 or Llama that every program opens. Where
+There it is custom_generate/generate.py, which `from_pretrained(…, trust_remote_code=True)` makes the model's own
+`generate`, and whose classes `AutoModelForCausalLM` then opens (`auto_map` in config.json). They are transformers' own
+classes, by the same names, with another `forward`: the folder stays a GPT-2 or Llama that every program opens. Where
 the file is not trusted, generation_config.json has transformers' `generate` fail, not answer without a thought.
 
-Array names end with axes: B rows, P slots of prompts, L positions, T latents, D width.
+Array names end with axes: B rows, P slots of prompts, L positions, T latents, E tokens that close a thought, S slots of
+prompt, latents, closing tokens and text, D width, V vocabulary.
 """
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import re
+import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import DynamicCache
@@ -35,12 +41,23 @@ class Thought(ModelOutput):
         latents: [B, T, D], zeros where a row had stopped.
         lengths: int [B], each row's number of latents.
         stop_probabilities: [B, T] of the gate at each latent, nan where a row had stopped; None without a gate.
+        scores, logits, hidden_states, attentions, sequences_scores, beam_indices: of the answers, as transformers'
+            `generate` returns them; None where they were not asked for.
     """
 
     sequences: torch.Tensor | None = None
     latents: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
     stop_probabilities: torch.Tensor | None = None
+    scores: tuple[torch.Tensor, ...] | None = None
+    logits: tuple[torch.Tensor, ...] | None = None
+    hidden_states: tuple[tuple[torch.Tensor, ...], ...] | None = None
+    attentions: tuple[tuple[torch.Tensor, ...], ...] | None = None
+    sequences_scores: torch.Tensor | None = None
+    beam_indices: torch.Tensor | None = None
+
+
+_OF_THE_ANSWERS = ("scores", "logits", "hidden_states", "attentions", "sequences_scores", "beam_indices")
 
 
 @torch.no_grad()
@@ -62,20 +79,25 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
     """
     settings, model_settings = copy.deepcopy(model.generation_config), model.generation_config
     arguments = ({} if generation_config is None else generation_config.to_diff_dict()) | others
-    arguments |= dict.fromkeys(("bad_words_ids", "custom_generate", "trust_remote_code"))
+    arguments |= dict.fromkeys(("custom_generate", "trust_remote_code"))
+    for name in ("sequence_bias", "bad_words_ids"):
+        if isinstance(arguments.get(name, ""), str):  # the text with which transformers' own `generate` fails
+            arguments[name] = None
     more = settings.update(**arguments)
     if settings.do_sample:
         settings.top_k = arguments.get("top_k") or 0  # where transformers' default is not all tokens
-    as_thought, settings.return_dict_in_generate = settings.return_dict_in_generate, False
-    ids_BP = (inputs if input_ids is None else input_ids).to(model.device)
+    as_thought, settings.return_dict_in_generate = settings.return_dict_in_generate, True
+    ids_BP = inputs if input_ids is None else input_ids
+    if model.device.type != "meta":  # where weights are offloaded, the inputs say where the model computes
+        ids_BP = ids_BP.to(model.device)
     if attention_mask is None:
         attention_mask = (ids_BP != settings.pad_token_id).cumsum(dim=1) > 0
-    valid_BP = attention_mask.to(model.device).bool()
+    valid_BP = attention_mask.to(ids_BP.device).bool()
     _check(model, settings, ids_BP, valid_BP)
     embed = model.get_input_embeddings()
-    latents_BTD, stops_BT, lengths_B = _think(model, settings, embed(ids_BP), valid_BP)
+    latents_BTD, stops_BT, lengths_B = _think(model, settings, ids_BP, valid_BP)
     closing_BE = ids_BP.new_tensor(settings.closing_ids, dtype=torch.long).expand(len(ids_BP), -1)
-    thinking_BT = torch.arange(latents_BTD.shape[1], device=model.device) < lengths_B[:, None]
+    thinking_BT = torch.arange(latents_BTD.shape[1], device=ids_BP.device) < lengths_B[:, None]
     model.generation_config = settings
     try:
         answers = type(model).generate(
@@ -87,42 +109,70 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
     finally:
         model.generation_config = model_settings
     rows = ids_BP, latents_BTD, lengths_B, stops_BT
-    ids_BP, *thought = (x.repeat_interleave(len(answers) // len(ids_BP), dim=0) for x in rows)
-    sequences = torch.cat([ids_BP, answers], dim=1)
+    ids_BP, *thought = (x.repeat_interleave(len(answers.sequences) // len(ids_BP), dim=0) for x in rows)
+    sequences = torch.cat([ids_BP, answers.sequences], dim=1)
     if not as_thought:
         return sequences
-    return Thought(sequences, *thought[:2], thought[2] if settings.gate_layers else None)
+    stops_BT = thought[2] if settings.gate_layers else None
+    return Thought(sequences, *thought[:2], stops_BT, **{name: answers.get(name) for name in _OF_THE_ANSWERS})
+
+
+def _refused(message: str) -> ValueError:
+    """Return the error of a request that can't be answered: in a server one that it answers with status 400."""
+    text = f"generate: {message}"
+    server = sys.modules.get("starlette.exceptions")
+    if server is None:
+        return ValueError(text)
+    both = type("RefusedRequest", (server.HTTPException, ValueError), {"__str__": lambda error: error.detail})
+    return both(status_code=400, detail=text)
 
 
 def _check(model, settings, ids_BP, valid_BP) -> None:
     """Fail on what would be answered wrongly without a word; lower max_new_tokens where there are too few positions."""
     start, most = settings.prompt_end_id, model.config.max_position_embeddings
     if settings.max_latents < 0 or not 0 <= (settings.stop_threshold or 0) <= 1:
-        raise ValueError("generate: max_latents is at least 0, and stop_threshold from 0 to 1")
+        raise _refused("max_latents is at least 0, and stop_threshold from 0 to 1")
     if settings.stop_threshold is not None and not settings.gate_layers:
-        raise ValueError("generate: stop_threshold has no effect without a gate; leave it out, or set max_latents")
+        raise _refused("stop_threshold has no effect without a gate; leave it out, or set max_latents")
     if not (valid_BP[:, -1] & ((ids_BP[:, -1] == start) | (start is None))).all():
-        raise ValueError(
-            f"generate: a prompt ends with {'no padding' if start is None else f'token {start}'}, after which latents "
+        raise _refused(
+            f"a prompt ends with {'no padding' if start is None else f'token {start}'}, after which latents "
             "come; make it with "
             "tokenizer.apply_chat_template, of several ones with padding=True"
         )
     if settings.unknown_token_id is not None and (valid_BP & (ids_BP == settings.unknown_token_id)).any():
-        raise ValueError("generate: a prompt has a word that the tokenizer doesn't know; use words that it knows")
+        raise _refused("a prompt has a word that the tokenizer doesn't know; use words that it knows")
+    if settings.stop_strings and settings.unknown_token_id is not None:
+        raise _refused("transformers finds stop strings with tokenizers that spell every text alone; leave them out")
     slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + max(len(settings.closing_ids) - 1, 0)
     if slots >= most:
-        raise ValueError(
-            f"generate: prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with "
+        raise _refused(
+            f"prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with "
             "the answer's; shorten the prompt"
         )
-    if settings.max_new_tokens > most - slots:
+    if settings.max_new_tokens is None or settings.max_new_tokens > most - slots:
         settings.max_new_tokens = most - slots
         warnings.warn(f"generate: max_new_tokens is {most - slots}, for which the model has positions", stacklevel=3)
 
 
-def _reader(model, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+@contextlib.contextmanager
+def _without_noise(model) -> Iterator[None]:
+    """Have a model in training mode think as in evaluation: without dropout, and with the cache that a thought needs.
+
+    Gradient checkpointing, which training mode turns on, leaves no cache.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _reader(model, rows: int, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return (inputs [B, L, D], valid [B, L]) -> hidden state [B, D] of the last position; calls go on."""
-    valid_BS = torch.zeros(rows, 0, dtype=torch.bool, device=model.device)
+    valid_BS = torch.zeros(rows, 0, dtype=torch.bool, device=device)
     parameters = inspect.signature(model.base_model.forward).parameters
     cached = {"cache" if "cache" in parameters else "past_key_values": DynamicCache(), "use_cache": True}
 
@@ -149,10 +199,16 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _think(model, settings, inputs_BPD, valid_BP):
+def _think(model, settings, ids_BP, valid_BP):
     """Feed latents until every row has stopped; return latents [B, T, D], stop probabilities [B, T], lengths [B]."""
-    weights, feed = _side_weights(model, settings), _reader(model, len(inputs_BPD))
-    hidden_BD = feed(inputs_BPD, valid_BP)
+    with torch.no_grad(), _without_noise(model):
+        return _latents(model, settings, ids_BP, valid_BP)
+
+
+def _latents(model, settings, ids_BP, valid_BP):
+    """Think as `_think`, in the mode that the model is in."""
+    weights, feed = _side_weights(model, settings), _reader(model, len(ids_BP), ids_BP.device)
+    hidden_BD = feed(model.get_input_embeddings()(ids_BP), valid_BP)
     lengths_B = torch.zeros(len(hidden_BD), dtype=torch.long, device=hidden_BD.device)
     active_B = (lengths_B < settings.max_latents) & ~_halts(model, settings, hidden_BD, lengths_B)
     latents, stops = [hidden_BD[:, None][:, :0]], [hidden_BD[:, :0].float()]
@@ -172,10 +228,17 @@ def _think(model, settings, inputs_BPD, valid_BP):
 
 
 def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
-    """Tell whether thoughts of these lengths are over: CoLaR's, where the likeliest token is the one that ends them."""
+    """Tell whether thoughts of these lengths are over: where the likeliest token is the one that ends them.
+
+    CoLaR's compares it with all tokens, AdaLR's with one alone.
+    """
     if settings.halting_token_id is None:
         return torch.zeros_like(lengths_B, dtype=torch.bool)
-    says_B = model.get_output_embeddings()(hidden_BD).argmax(dim=-1) == settings.halting_token_id
+    logits_BV = model.get_output_embeddings()(hidden_BD)
+    if settings.going_on_token_id is None:
+        says_B = logits_BV.argmax(dim=-1) == settings.halting_token_id
+    else:
+        says_B = logits_BV[:, settings.halting_token_id] > logits_BV[:, settings.going_on_token_id]
     return says_B & (lengths_B >= settings.halting_least)
 
 
@@ -199,5 +262,145 @@ def _side_weights(model, settings) -> dict[str, torch.Tensor]:
         needed = settings.latent_layers or settings.gate_layers
         commit = re.search("[0-9a-f]{40}", __file__)  # of this very file, if it is the hub's
         path = cached_file(model.name_or_path, SIDE_FILE, revision=commit and commit[0]) if needed else None
-        _side_files[model] = load_file(path, device=str(model.device)) if path else {}
+        device = "cpu" if model.device.type == "meta" else str(model.device)
+        _side_files[model] = load_file(path, device=device) if path else {}
     return _side_files[model]
+
+
+_PLAIN = (
+    "a forward pass over a prompt's tokens has no thought, so what it says of the answer is another model's; have it "
+    "think with from_pretrained(…, trust_remote_code=True, think_in_forward=True), give the `latents` that generate("
+    "…, return_dict_in_generate=True) returns, or say allow_plain_forward=True"
+)
+
+
+def _thinking(base: type) -> type:
+    """Return transformers' class of a language model, by its own name, whose `forward` knows of thoughts."""
+    names = list(inspect.signature(base.forward).parameters)[1:]
+
+    @functools.wraps(base.forward)
+    def forward(self, *arguments, latents=None, latent_lengths=None, allow_plain_forward=None, **named):
+        named |= dict(zip(names, arguments, strict=False))
+        if latents is not None or (self.config.think_in_forward and _has_prompts(self, named)):
+            return _forward_with_thought(base.forward, self, named, latents, latent_lengths)
+        allowed = self.config.allow_plain_forward if allow_plain_forward is None else allow_plain_forward
+        if not allowed and _has_prompts(self, named):
+            if self.training:
+                raise ValueError(_PLAIN)
+            if not getattr(self, "_said_plain", False):
+                self._said_plain = True
+                warnings.warn(_PLAIN, stacklevel=2)
+        return base.forward(self, **named)
+
+    def init_continuous_batching(self, *_, **__):
+        raise ValueError("continuous batching gives no room for a thought; use generate, of several prompts at once")
+
+    methods = {"forward": forward, "init_continuous_batching": init_continuous_batching}
+    return type(base.__name__, (base,), methods | {"__module__": __name__, "__doc__": base.__doc__})
+
+
+GPT2LMHeadModel = _thinking(transformers.GPT2LMHeadModel)
+LlamaForCausalLM = _thinking(transformers.LlamaForCausalLM)
+Qwen2ForCausalLM = _thinking(transformers.Qwen2ForCausalLM)
+Qwen3ForCausalLM = _thinking(transformers.Qwen3ForCausalLM)
+
+
+def _cache(named: dict[str, Any]):
+    """Return the cache among `forward`'s arguments, which has two names; None without one."""
+    return named.get("cache") or named.get("past_key_values")
+
+
+def _has_prompts(model, named: dict[str, Any]) -> bool:
+    """Tell whether a thought belongs after some of the tokens: a prompt's, and no further ones of an answer."""
+    ids_BL, cache = named.get("input_ids"), _cache(named)
+    if ids_BL is None or (cache is not None and cache.get_seq_length() > 0):
+        return False
+    marker = getattr(model.config, "latent_start_id", None)
+    return ids_BL.shape[1] > 1 if marker is None else bool((ids_BL == marker).any())
+
+
+def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, lengths_B):
+    """Run `forward` with a thought after each row's marker, which is one of the row's tokens and no padding.
+
+    Args:
+        forward: the base class's.
+        named: its arguments by name; `input_ids` int [B, L] are prompts, and answers as `generate` returns them.
+        latents_BTD: [B, T, D]; None to think of them, without noise and without a gradient through them.
+        lengths_B: int [B], each row's number of latents; None for T.
+    Returns:
+        what `forward` returns, with logits and hidden states at the positions of `input_ids`: those of the marker are
+        of the last slot before the answer. It has no cache; attentions are between all slots.
+    """
+    settings, embed = model.generation_config, model.get_input_embeddings()
+    ids_BL, labels, keep = named.pop("input_ids"), named.pop("labels", None), named.pop("logits_to_keep", 0)
+    if ids_BL is None or _cache(named) is not None:
+        raise ValueError("forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate")
+    named = {name: value for name, value in named.items() if name not in ("position_ids", "use_cache", "inputs_embeds")}
+    mask_BL = named.pop("attention_mask", None)
+    valid_BL = torch.ones_like(ids_BL, dtype=torch.bool) if mask_BL is None else mask_BL.bool()
+
+    # Find the marker of each row.
+    marker = getattr(model.config, "latent_start_id", None)
+    if marker is None:
+        raise ValueError("forward with a thought: no token marks the end of this model's prompts; use generate")
+    is_marker_BL = (ids_BL == marker) & valid_BL
+    if not (is_marker_BL.sum(dim=1) == 1).all():
+        raise ValueError(f"forward with a thought: each row has one token {marker}, which ends its prompt")
+    place_B1 = is_marker_BL.int().argmax(dim=1, keepdim=True)
+
+    # Think, of prompts that end together.
+    slots_L = torch.arange(ids_BL.shape[1], device=ids_BL.device)
+    if latents_BTD is None:
+        length = int(place_B1.max()) + 1
+        from_BP = place_B1 - length + 1 + slots_L[:length]
+        valid_BP = (from_BP >= 0) & valid_BL.gather(1, from_BP.clamp(min=0))
+        ids_BP = ids_BL.gather(1, from_BP.clamp(min=0))
+        no_answer = copy.deepcopy(settings)
+        no_answer.max_new_tokens = 0
+        _check(model, no_answer, ids_BP, valid_BP)
+        latents_BTD, _, lengths_B = _think(model, settings, ids_BP, valid_BP)
+    steps = latents_BTD.shape[1]
+    steps_T = torch.arange(steps, device=ids_BL.device)
+    lengths_B = torch.full_like(ids_BL[:, 0], steps) if lengths_B is None else lengths_B.to(ids_BL.device)
+
+    # Put latents and closing tokens after the marker, and run everything.
+    closing_BE = ids_BL.new_tensor(settings.closing_ids, dtype=torch.long).expand(len(ids_BL), -1)
+    more = steps + closing_BE.shape[1]
+    slots_S = torch.arange(len(slots_L) + more, device=ids_BL.device)
+    in_thought_BS = (slots_S > place_B1) & (slots_S <= place_B1 + more)
+    text_BS = torch.where(slots_S > place_B1, slots_S - more, slots_S)
+    order_BS = torch.where(in_thought_BS, len(slots_L) + slots_S - place_B1 - 1, text_BS)
+    inputs_BLD = embed(ids_BL)
+    inputs_BSD = torch.cat([inputs_BLD, latents_BTD.to(inputs_BLD), embed(closing_BE)], dim=1)
+    inputs_BSD = inputs_BSD.gather(1, order_BS[..., None].expand(-1, -1, inputs_BSD.shape[2]))
+    valid_BS = torch.cat([valid_BL, steps_T < lengths_B[:, None], torch.ones_like(closing_BE).bool()], dim=1)
+    valid_BS = valid_BS.gather(1, order_BS)
+    if valid_BS.sum(dim=1).max() > model.config.max_position_embeddings:
+        raise ValueError("forward with a thought: a row has more tokens and latents than the model has positions")
+    as_tuple = named.pop("return_dict", None) is False
+    out = forward(
+        model,
+        inputs_embeds=inputs_BSD,
+        attention_mask=valid_BS.long(),
+        position_ids=(valid_BS.cumsum(dim=1) - 1).clamp(min=0),
+        use_cache=False,
+        return_dict=True,
+        **named,
+    )
+
+    # Read it where the tokens stand, and after the thought in the marker's place.
+    last_B1 = place_B1 + (more if settings.closing_ids else lengths_B[:, None])
+    read_BL = torch.where(slots_L > place_B1, slots_L + more, slots_L)
+    read_BL = torch.where(slots_L == place_B1, last_B1, read_BL)
+
+    def at_tokens(values_BSX):
+        return values_BSX.gather(1, read_BL[..., None].expand(-1, -1, values_BSX.shape[2]))
+
+    logits_BLV = at_tokens(out.logits)
+    out.logits = logits_BLV[:, -keep or None :] if isinstance(keep, int) else logits_BLV[:, keep]
+    if out.hidden_states is not None:
+        out.hidden_states = tuple(map(at_tokens, out.hidden_states))
+    if labels is not None:
+        vocabulary = model.config.vocab_size
+        out.loss = model.loss_function(logits=out.logits, labels=labels, vocab_size=vocabulary, **named)
+    return out.to_tuple() if as_tuple else out

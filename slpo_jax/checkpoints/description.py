@@ -25,7 +25,7 @@ from slpo_jax.settings import FieldError
 FILE = "reasoner.json"
 MODEL_FILE = "config.json"
 REMEDY = "give the model's whole directory, or fetch it again"  # for one of its files
-_FACTS = ("gate", "gate_trained", "source", "settings")
+_FACTS = ("gate", "source", "config", "rule")
 # What our backbones compute; another value in config.json would load and then decode wrongly.
 _FIXED = {
     "gpt2": {
@@ -60,11 +60,13 @@ class Description:
         architecture: with what is to be known beside the backbone's shapes.
         model: the backbone's shapes.
         gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
-        gate_trained: False for a gate that is still random.
+        gate_trained: False for a gate that is still random, which exports don't have.
         source: what the weights were converted from; "" for a run's.
         eos_ids: of the tokens that end what it writes, which lie in config.json; () for the tokenizer's.
-        settings: what else decides what it answers, see `checkpoints.decode_settings.original_settings`; {} where
-            nothing is known.
+        config: of an export, the whole config to use it with (`checkpoints.saved_config`); {} where that lies in a
+            file of its own.
+        rule: of an export or import, the threshold of its gate, or without a gate its number of latents; None where
+            that is not known.
     """
 
     architecture: Architecture
@@ -73,7 +75,8 @@ class Description:
     gate_trained: bool = False
     source: str = ""
     eos_ids: tuple[int, ...] = ()
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rule: float | int | None = None
 
 
 def write_description(folder: Path, description: Description, template: Template) -> None:
@@ -118,7 +121,8 @@ def read_description(folder: Path) -> Description | None:
     except FieldError as error:
         raise UserError(f"{path}: key {error.field}: {error.problem}") from None
     model = from_hugging_face(config, str(folder / MODEL_FILE))
-    return Description(instance, model, eos_ids=end_tokens(str(folder), config), **facts)
+    eos_ids = end_tokens(str(folder), config)
+    return Description(instance, model, eos_ids=eos_ids, gate_trained=facts["gate"] is not None, **facts)
 
 
 def end_tokens(source: str, config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -152,7 +156,8 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
         for value in setting if isinstance(setting, list) else [setting]:
             if value != supported:
                 raise UserError(f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model")
-    if values.get("auto_map"):
+    is_ours = Path(source).with_name(FILE).is_file()  # the code of an export does what we do
+    if values.get("auto_map") and not is_ours:
         logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
     if kind == "gpt2":
         gpt2: GPT2Config = _read_fields(GPT2Config, _GPT2_KEYS, values, source, n_inner=0, norm_epsilon=1e-5, tied=True)

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.description import FILE, Description
+from slpo_jax.checkpoints.description import FILE, MODEL_FILE, Description
 from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
 from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, write_decoder
 from slpo_jax.config.config import Config
@@ -32,7 +32,11 @@ from slpo_jax.models.reasoner import BACKBONE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
+REFUSING = ("sequence_bias", "bad_words_ids")
+"""What transformers' own `generate` and continuous batching fail with, where our code is not trusted.
+
+The first says so everywhere, and the second where a caller gives a bias of its own.
+"""
 CODE = "custom_generate/generate.py"  # where transformers looks for it
 _UNTRUSTED = (
     "set to have this fail: the model thinks before it answers, with code beside its weights; open it with "
@@ -86,8 +90,8 @@ def write_export(
         raise UserError(
             f"{source}: has parameters of a latent policy's own, which no other program knows; use it as it is"
         )
-    # A run's parameters always have a gate.
-    if not flatten(StageFolder.of(source).read_facts()).get("gate.enabled", True):
+    # A run's parameters always have a gate, which may be random still.
+    if not checkpoint.description.gate_trained:
         checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
     can_think = thinks(config, checkpoint)
     files = thinking_files(config, checkpoint, rule, can_think)
@@ -151,20 +155,35 @@ def export_reasoner(
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
     model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
     with whole_folder(folder, replaces) as temporary:
-        checkpoint.write(temporary)
         try:
+            checkpoint.write(temporary)
+            if CODE in texts:
+                _name_class(temporary / MODEL_FILE)
             save_file(model, temporary / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
                 save_file(side, temporary / SIDE_FILE)
             if DECODER in params:
                 save_file(write_decoder(params, description.model), temporary / DECODER_FILE)
-        except SafetensorError as error:  # what others raise as an OSError
+        except (SafetensorError, OSError) as error:
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():
             write_text(temporary / name, text)
-        for file in filter(Path.is_file, temporary.iterdir()):
-            file.chmod(0o644)  # safetensors makes its files private
+        mode = (temporary / FILE).stat().st_mode
+        for file in temporary.glob("*.safetensors"):
+            file.chmod(mode)  # safetensors makes its files private
         write_checksums(temporary)
+
+
+def _name_class(path: Path) -> None:
+    """Name in a config.json the class of the export's code, and what its `forward` goes by.
+
+    The class has the name of transformers' own, so that programs which don't run the code open that.
+    """
+    config = json.loads(path.read_text(encoding="utf-8"))
+    (name,) = config["architectures"]
+    config["auto_map"] = {"AutoModelForCausalLM": f"{CODE.removesuffix('.py')}.{name}"}
+    config |= {"think_in_forward": False, "allow_plain_forward": False}
+    write_text(path, _json(config))
 
 
 def thinks(config: Config, checkpoint: Checkpoint) -> bool:
@@ -205,15 +224,17 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
     eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
     if not thinks:
-        return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
+        return {GENERATION_FILE: _json(settings | dict.fromkeys(REFUSING, _UNKNOWN))}
     described = checkpoint.description
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
-    ended_by, least = config.latent_policy.selected.ended_by
+    latent_policy = config.latent_policy.selected
+    ended_by, least = latent_policy.ended_by
     halting = template.token(ended_by) if ended_by else None
+    going_on = template.token(latent_policy.goes_on_by) if latent_policy.goes_on_by else None
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
-        "suppress_tokens": list(template.banned_ids) or None,
+        "suppress_tokens": [*template.banned_ids, *template.impossible_ids] or None,
         "prompt_end_id": template.prompt_end,
         "unknown_token_id": template.unknown_id,
         "closing_ids": list(template.closing_ids),
@@ -222,9 +243,10 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
         "latent_layers": checkpoint.description.architecture.layers,
         "gate_layers": _gate_layers(described.gate),
         "halting_token_id": halting,
+        "going_on_token_id": going_on,
         "halting_least": least,
-        REFUSING: _UNTRUSTED.format(left_out),
     }
+    settings |= dict.fromkeys(REFUSING, _UNTRUSTED.format(left_out))
     if not config.gate.enabled:
         most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
         settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
@@ -254,16 +276,19 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
     origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
     if source and stage.workdir is None:
         origin = f"These weights were converted by slpo_jax from `{source}`."
-    elif stage.is_finished and (facts := stage.read_facts()):
-        start = f"`{short(facts['init'])}`" if facts.get("init") else "random weights"
+    elif stage.is_finished:
+        init = stage.read_config()["init"]
+        start = f"`{short(init)}`" if init else "random weights"
         origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
     template = jinja2.Template(
         Path(__file__).with_name("card.md").read_text(encoding="utf-8"),
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     fields = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
-    use = _use(description.settings)
-    return template.render(fields, name=name, origin=origin, how=use, thinks=thinks, explains=explains)
+    settings = flatten(description.config)
+    use = _use(settings, description.rule)
+    options = {"settings": settings, "how": use, "thinks": thinks, "explains": explains}
+    return template.render(fields, name=name, origin=origin, **options)
 
 
 def short(source: str) -> str:
@@ -271,11 +296,16 @@ def short(source: str) -> str:
     return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
 
 
-def _use(settings: Mapping[str, Any]) -> str:
-    """Tell how it was made to think and answer; "" where nothing is known."""
+def _use(settings: Mapping[str, Any], rule: float | int | None) -> str:
+    """Tell how it thinks and answers in slpo_jax; "" where it has no config.
+
+    Args:
+        settings: its config by dotted key.
+        rule: its threshold, or number of latents.
+    """
     if not settings:
         return ""
-    rule, tokens = settings.get("rule"), settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
+    tokens = settings["evaluate.max_answer_tokens"] or settings["max_answer_tokens"]
     defaults = flatten({"prompt": vars(PromptConfig())})
     changed = [key for key, value in defaults.items() if settings.get(key, value) != value]
     prompt = ", ".join(f"{key}={settings[key]!r}" for key in changed)

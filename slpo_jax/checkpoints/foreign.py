@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -78,7 +78,16 @@ class Foreign:
     lora_alpha: float | None = None
     threshold: float | None = None
     stage_folder: ClassVar[None] = None
-    run_files: ClassVar[tuple[Path, ...]] = ()
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config that an export has; {} for what this project did not write."""
+        return self.description.config if self.description else {}
+
+    @property
+    def config_place(self) -> str:
+        """Where that is from, for messages."""
+        return f"{self.source}: {descriptions.FILE}"
 
     @property
     def path(self) -> str:

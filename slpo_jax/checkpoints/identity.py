@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,12 +15,12 @@ from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.foreign import Foreign, locate, open_foreign
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import flatten, read_json
+from slpo_jax.io.files import check_utf8, flatten, read_json
 from slpo_jax.io.orbax import StoredParams, difference, is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.models.parts import GATE, OF_A_REASONER, REASONER
 from slpo_jax.models.reasoner import BACKBONE
-from slpo_jax.stages import ABOUT, REASONER_STAGES, RL
+from slpo_jax.stages import REASONER_STAGES, RL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,7 +40,7 @@ class Ours:
         gate_hidden: the hidden width of the stopping gate, 0 for a linear one; None if there is none.
         gate_trained: whether there is a stopping gate that is no longer random.
         stage_folder: of the stage that made it.
-        run_files: what the run around it has written of its settings: the workdir's, then the stage's.
+        config: the whole config that it was made with, as its file has it.
     """
 
     source: str
@@ -52,10 +52,15 @@ class Ours:
     gate_hidden: int | None
     gate_trained: bool
     stage_folder: StageFolder
-    run_files: tuple[Path, ...]
+    config: Mapping[str, Any]
     base: ClassVar[str] = ""
     lora_alpha: ClassVar[float | None] = None
     threshold: ClassVar[float | None] = None
+
+    @property
+    def config_place(self) -> str:
+        """The file of its config, for messages."""
+        return str(self.stage_folder.config)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -99,6 +104,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
     """
     if lora_alpha is not None and not 0 < lora_alpha < math.inf:
         raise UserError("config.lora_alpha", f"{lora_alpha} is not valid; give a number above 0")
+    check_utf8(source)
     return open_ours(source) or open_foreign(source, base, lora_alpha)
 
 
@@ -117,9 +123,10 @@ def open_ours(source: str) -> Ours | None:
     if not (path.is_dir() and is_checkpoint(path)):
         return None
     stage = StageFolder.of(path)
-    if stage.is_finished and not stage.facts.is_file():
+    if not stage.config.is_file():
         raise UserError(
-            f"{stage.facts}: no such file, which says what {source} was trained with; bring it back, or {stage.anew}"
+            f"{stage.config}: no such file, which says what {source} was made with; bring it back, or train or convert "
+            "it again, where an earlier version of slpo_jax made it"
         )
     beside = (near / REASONER_FOLDER for near in (path, *path.parents[:2]))
     folder = next((near for near in beside if near.is_dir()), path / REASONER_FOLDER)
@@ -134,20 +141,15 @@ def open_ours(source: str) -> Ours | None:
             f"{source}: has {others}, which no reasoner has; give a reasoner's checkpoint, of a stage that was run to "
             "its end (a reward model's is for config.evaluate.reward_model)"
         )
-    gate, hidden, trained = stored.shapes.get(GATE), None, description.gate_trained
+    config = stage.read_config()
+    gate, hidden = stored.shapes.get(GATE), None
     if gate is not None:
         hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
-    if facts := stage.read_facts():
-        gated = {name for name, about in ABOUT.items() if about.gate}
-        settings = flatten(facts)
-        trains_gate = facts.get("stage") in gated or bool(settings.get("imitate.gate_weight"))
-        trained = trains_gate and bool(settings.get("gate.enabled", True))
-    trained = trained and gate is not None
+    trained = gate is not None and bool(flatten(config).get("gate.enabled"))
     description = dataclasses.replace(description, gate=hidden, gate_trained=trained)
     reasoner = f"{description.architecture.name}_{description.model.model_type}"
-    tokenizer, files = partial(load_tokenizer, str(folder)), (stage.workdir and stage.workdir.config, stage.facts)
-    run_files = tuple(file for file in files if file and file.is_file())
-    return Ours(source, path, description, tokenizer, stored, reasoner, hidden, trained, stage, run_files)
+    tokenizer = partial(load_tokenizer, str(folder))
+    return Ours(source, path, description, tokenizer, stored, reasoner, hidden, trained, stage, config)
 
 
 _KEY = "config.evaluate.reward_model"

@@ -5,6 +5,7 @@ instructions of its own, and a compilation is one call, of up to minutes: so a t
 waited for, and ends the process at a second one.
 """
 
+import _thread
 import argparse
 import contextlib
 import errno
@@ -17,6 +18,7 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -30,6 +32,8 @@ from slpo_jax.runtime.progress import print_plainly
 _GOES_ON = "interrupted; the same command goes on from what is finished"
 _LATER = "interrupted; what is under way is finished first, and a stage saved (Ctrl-C again ends at once)"
 _MOMENT = 0.5  # seconds before that is said
+_DROPPED = b"\0"  # a signal's number is above 0
+_AGAIN = 0.05  # seconds until a dropped Ctrl-C is raised once more, when what dropped it has ended
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -178,10 +182,31 @@ def _listen(line: str) -> None:
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
+    # Python drops what is raised in a callback of its garbage collector, and jax has one: then it is raised once more.
+    print_it = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            os.write(writing, _DROPPED)
+        else:
+            print_it(unraisable)
+
+    sys.unraisablehook = hook
+
     def listen() -> None:
         interrupted = False
+        raised_again = 0
         while True:
-            if os.read(reading, 1)[0] != signal.SIGINT:
+            byte = os.read(reading, 1)
+            if byte == _DROPPED:
+                time.sleep(_AGAIN)
+                raised_again += 1
+                _thread.interrupt_main()  # which is heard here too
+                continue
+            if byte[0] != signal.SIGINT:
+                continue
+            if raised_again:
+                raised_again -= 1
                 continue
             if interrupted:
                 print(f"\n{line}", file=sys.stderr)

@@ -5,12 +5,14 @@ import codecs
 import dataclasses
 import io
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from slpo_jax.api.load_options import LoadOptions
 from slpo_jax.cli.command import CommandParser, take_keys
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import to_json
+from slpo_jax.io.workdir import Workdir
 
 if TYPE_CHECKING:
     from slpo_jax.api.solver import Solution
@@ -130,30 +132,49 @@ def import_(arguments: list[str]) -> None:
 
 
 def data(arguments: list[str]) -> None:
-    """See how problems are understood, before anything is trained: slpo data PROBLEMS.
+    """See how problems are understood, before anything is trained: slpo data PROBLEMS, or slpo data RUN SET.
 
     Prints how many there are, how many are left out and why, which fields are the question, the answer and the steps,
     which are not used, and the first problems as prompt, steps and answer. --config.data.fields.question=NAME (and
-    answer, steps) names a field that can't be told.
+    answer, steps) names a field that can't be told. With a run, its own settings are used.
 
     Examples:
         slpo data my_problems.csv
         slpo data openai/gsm8k --limit=1
         slpo data my_problems.jsonl --config.data.fields.question=title
+        slpo data runs/quickstart test --out=test.jsonl
     """
     arguments, fields = take_keys(arguments, "config.data.fields")
     parser = CommandParser("data", data.__doc__)
-    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a directory, a hub id or a generated set")
+    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a directory, a hub id, a generated set; or a run")
+    parser.add_argument("set", nargs="?", metavar="SET", help="of that run: test, train, valid, or another source")
     parser.add_argument("--answers", default="", metavar="STYLE", help="how they are read; default: as the data say")
     parser.add_argument("--limit", type=int, default=3, metavar="N", help="how many are shown; default: 3")
+    parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the problems to")
     flags = parser.read(arguments)
     if flags.limit < 0:
         raise UserError(f"--limit: {flags.limit} is not valid; give a whole number, 0 or more")
-    from slpo_jax.api.training import read
+    from slpo_jax.data.record_files import check_name, write_problems
     from slpo_jax.run.sources import problem_lines
 
-    problems = read(flags.problems, flags.answers, fields, with_columns=False)
+    if flags.out:
+        check_name(flags.out)
+    if flags.set is None:
+        from slpo_jax.api.training import read
+
+        if Workdir(Path(flags.problems).expanduser()).checkpoints.is_dir():
+            raise UserError(f"{flags.problems}: is a run; name one of its sets too: slpo data {flags.problems} SET")
+
+        problems = read(flags.problems, flags.answers, fields, with_columns=False)
+    else:
+        from slpo_jax.api.trained_reasoner import load
+
+        if flags.answers or fields:
+            raise UserError("--answers: a run has its own way to read answers and fields; leave these flags out")
+        problems = load(flags.problems).problems(flags.set)
     print("\n".join([str(problems), *problem_lines(problems[: flags.limit])]))
+    if flags.out:
+        write_problems(flags.out, problems)
 
 
 def _asking(name: str, about: str | None, samples: int) -> CommandParser:

@@ -29,7 +29,7 @@ frozen `Config` that a run goes by.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -48,8 +48,8 @@ from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.runtime.mesh import ShardingConfig
-from slpo_jax.settings import FieldError, Limits, check_fields, setting
-from slpo_jax.stages import USUAL, Section
+from slpo_jax.settings import FieldError, check_fields, setting
+from slpo_jax.stages import IMITATE, NO_THOUGHT, RL, USUAL, Section, section_of
 from slpo_jax.training.gate_training import ColdStartConfig
 from slpo_jax.training.latent_rm_loss import LatentRmConfig
 from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
@@ -106,11 +106,11 @@ class Config:
         latent_rm: the stage latent_rm, which trains a reward model of latents.
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered. "" is the task's own
             verifier of a generated set, else "correct".
-        rewards: several rewards with weights, (NAME, WEIGHT) each, in the place of `reward`; the first says what is
-            right.
+        rewards: several rewards with weights, (NAME, WEIGHT) each, in the place of `reward`; the first that gives a
+            verdict on a completion says whether it is right.
         reward_processes: processes in which each reward function is asked, one completion at a time; 0 asks in the
             run's own. What can't be sent to a process is refused.
-        reward_seconds: most seconds of a reward function for a completion, which else earns 0 and counts as
+        reward_seconds: most seconds of a reward function for a completion, which else isn't judged and counts as
             `reward_failed`; above 0 it is asked in one process at least, 0 is no limit.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where rows of metrics.jsonl go as well, see docs/train.md.
@@ -121,24 +121,23 @@ class Config:
             run ends; 0 is never.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
         sharding: how parameters lie on the devices.
-        set_by: by key what has set it beside the config file, such as --config.
     """
 
-    stages: tuple[Section, ...] = setting(USUAL, fewest=1, affects="report")
+    stages: tuple[Section, ...] = setting(USUAL, fewest=1)
     seed: int = setting(0, least=0, most=2**32 - 1)  # jax leaves out the bits beyond
     init: str = ""
     base: str = ""
     lora_alpha: float | None = setting(None, above=0)
-    reasoner: str = setting("coconut_gpt2", affects="model")
-    tokenizer: str = setting("", affects="model")
-    model: ModelConfig = setting(ModelConfig(), affects="model")
-    prompt: PromptConfig = setting(PromptConfig(), affects="rollouts")
-    max_latents: int = setting(12, least=0, affects="rollouts")
+    reasoner: str = "coconut_gpt2"
+    tokenizer: str = ""
+    model: ModelConfig = ModelConfig()
+    prompt: PromptConfig = PromptConfig()
+    max_latents: int = setting(12, least=0)
     min_latents: int = setting(3, least=1)
     prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
-    max_answer_tokens: int = setting(16, least=1, affects="rollouts")
-    dropout: DropoutConfig = setting(DropoutConfig(), affects="rollouts")
-    latent_policy: LatentPolicyConfig = setting(make=latent_policy_config, affects="rollouts")
+    max_answer_tokens: int = setting(16, least=1)
+    dropout: DropoutConfig = DropoutConfig()
+    latent_policy: LatentPolicyConfig = setting(make=latent_policy_config)
     data: DataConfig = DataConfig()
     gate: GateConfig = GateConfig()
     imitate: ImitateSettings = setting(make=imitate_config)
@@ -149,17 +148,16 @@ class Config:
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
-    reward_processes: int = setting(0, least=0, note="0 is the run's own", affects="nothing")
-    reward_seconds: float = setting(0.0, least=0, note="0 is no limit", affects="nothing")
-    evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
-    trackers: tuple[str, ...] = setting(("tensorboard",), affects="nothing")
-    log_every: int = setting(10, least=1, affects="nothing")
-    checkpoint_every: int = setting(500, least=1, affects="nothing")
-    max_skipped_steps: int = setting(10, least=1, affects="nothing")
-    stuck_after: float = setting(1800.0, least=0, note="0 is never", affects="nothing")
-    cpu_devices: int = setting(1, least=1, most=1024, affects="nothing")
-    sharding: ShardingConfig = setting(ShardingConfig(), affects="nothing")
-    set_by: dict[str, str] = field(default_factory=dict, compare=False, metadata={"limits": Limits(in_config=False)})
+    reward_processes: int = setting(0, least=0, note="0 is the run's own")
+    reward_seconds: float = setting(0.0, least=0, note="0 is no limit")
+    evaluate: EvaluateConfig = EvaluateConfig()
+    trackers: tuple[str, ...] = ("tensorboard",)
+    log_every: int = setting(10, least=1)
+    checkpoint_every: int = setting(500, least=1)
+    max_skipped_steps: int = setting(10, least=1)
+    stuck_after: float = setting(1800.0, least=0, note="0 is never")
+    cpu_devices: int = setting(1, least=1, most=1024)
+    sharding: ShardingConfig = ShardingConfig()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -173,12 +171,16 @@ class Config:
                 raise FieldError(self, "rewards", f"{name!r} is there twice; give it once, with one weight")
         if self.reward and names:
             raise FieldError(self, "reward", "config.rewards is given too; leave one of the two out")
+        first, *_ = names or [self.reward]
+        if first and REWARDS[first].follows:
+            remedy = "put one that says what is right before it, e.g. (('correct', 1.0), ('relative_length', 1.0))"
+            raise FieldError(self, "rewards", f"{first} compares right completions; {remedy}")
         if self.min_latents > max(self.max_latents, 1):
             raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
 
     @property
     def weighted(self) -> tuple[tuple[str, float], ...]:
-        """The rewards with their weights; the first says what is right."""
+        """The rewards with their weights; the first that gives a verdict says what is right."""
         return self.rewards or ((self.reward or task_reward(self.data.train), 1.0),)
 
     @property
@@ -236,7 +238,30 @@ def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     """Return `config.rl` with what an objective has of its own instead."""
     keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
     layer = {key: getattr(objective, name) for name, key in keys.items() if getattr(objective, name)}
+    if objective.temperature is not None:
+        layer["temperature"] = objective.temperature
     return changed(rl, layer, key="config.rl")
+
+
+def stage_config(config: Config, name: str) -> Config:
+    """Return the config that a stage runs by, alone: what a run writes beside the stage's parameters.
+
+    An objective has the section rl with its own settings in their place. Imitation that is not taught where to stop
+    trains no gate. The reward is named.
+
+    Args:
+        name: of the stage's checkpoint.
+    """
+    section = section_of(name)
+    changes: dict[str, Any] = {"stages": (section,)}
+    if section == IMITATE and (name == NO_THOUGHT or not config.imitate.gate_weight):
+        changes["gate"] = replace(config.gate, enabled=False)
+    if section == RL and name in config.objective:
+        changes["rl"] = replace(rl_of(config.rl, config.objective[name]), objectives=(name,))
+    (reward, weight), *others = config.weighted
+    if weight == 1 and not others:
+        changes |= {"reward": reward, "rewards": ()}
+    return replace(config, **changes)
 
 
 def ends_at(config: Config) -> str:

@@ -3,7 +3,7 @@
 import ast
 import difflib
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -42,27 +42,14 @@ def section(settings: Any) -> Any:
     return node
 
 
-def values(settings: Any, affects: Collection[str] = (), inherited: str = "parameters") -> Any:
-    """List a dataclass's values by key, nested as the sections of a config are.
-
-    Args:
-        affects: leave out what changes nothing of these, and sections that are not chosen; () keeps all.
-        inherited: what a field affects that doesn't say it.
-    """
+def values(settings: Any) -> Any:
+    """List a dataclass's values by key, nested as the sections of a config are."""
     if isinstance(settings, dict):
-        return {key: values(value, affects, inherited) for key, value in settings.items()}
+        return {key: values(value) for key, value in settings.items()}
     if not is_dataclass(settings):
         return settings
-    tree, fields = dict[str, Any](), [field for field in fields_of(type(settings)) if field[-1].in_config]
-    chosen = {name: getattr(settings, field) for field, *_, limits in fields for name in limits.chooses}
-    for name, *_, limits in fields:
-        value, what = getattr(settings, name), limits.affects or inherited
-        if affects and (chosen.get(name, name) != name or not (is_dataclass(value) or what in affects)):
-            continue
-        tree[name] = values(value, affects, what)
-        if affects and tree[name] == {}:
-            del tree[name]
-    return tree
+    names = [name for name, *_, limits in fields_of(type(settings)) if limits.in_config]
+    return {name: values(getattr(settings, name)) for name in names}
 
 
 def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "config", **others: Any) -> T:

@@ -6,8 +6,10 @@ files are found by name: those of `configs/`, which the package brings along, an
 
 import ast
 import dataclasses
+import functools
 import re
 import sys
+import tempfile
 import types
 from collections.abc import Callable, MutableMapping, Sequence
 from importlib.machinery import SourceFileLoader
@@ -16,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.data.record_readers import FILE_READERS
+from slpo_jax.data.record_readers import reader_of
 from slpo_jax.errors import UserError, in_a_line
 
 if TYPE_CHECKING:
     from slpo_jax.rewards.reward import DeviceReward
 
 
+_held: list[Any] = []  # what is removed when this process ends
 _OURS: dict[int, frozenset[str]] = {}  # by a registry's identity, the names that it came with
 
 
@@ -59,8 +62,8 @@ def register_reward(name: str, function: Callable[..., Any], on_device: "DeviceR
     Args:
         function: of what it names among question, answer, steps, completion and the record's other columns, by name,
             -> a finite number; or, as TRL's, of `completions` (and `prompts`) with lists of all else -> a list of them.
-            It is asked on the host, of completions that are not truncated; others earn 0. In evaluation those
-            that earn 1 or more are right.
+            It is asked on the host, and may name `latents`, `truncated` and `is_right` (docs/rewards.md). In evaluation
+            those that earn 1 or more are right.
         on_device: the same inside jit, where it says 0 or 1 alone.
     Raises:
         UserError: the name or the function can't be used.
@@ -156,6 +159,7 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
     loader = SourceFileLoader(f"slpo_jax_{file.stem}", str(file))
     module = sys.modules[loader.name] = types.ModuleType(loader.name)
     module.__file__ = str(file)
+    _make_importable(loader.name, file.resolve())
     folders = [str(folder) for folder in (file.parent.resolve(), *beside)]
     sys.path[:0] = folders
     try:
@@ -168,6 +172,25 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
         raise UserError(f"{flag}: {line}; mend the file") from error
     finally:  # the file may have put folders of its own anywhere
         sys.path[:] = [entry for entry in sys.path if not any(entry is folder for folder in folders)]
+
+
+@functools.cache
+def _importable() -> Path:
+    """Make the folder from which another process imports a user's files by the names that they have here.
+
+    It goes with this process. A pool whose processes are spawned finds it by this process's path.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="slpo_jax_")
+    _held.append(folder)
+    sys.path.append(folder.name)
+    return Path(folder.name)
+
+
+def _make_importable(name: str, file: Path) -> None:
+    """Have a process that this one starts import a user's file as it is run here, with its folder to import from."""
+    lines = ["import sys", f"__file__ = {str(file)!r}", f"sys.path.insert(0, {str(file.parent)!r})"]
+    run = "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))"
+    (_importable() / f"{name}.py").write_text("\n".join([*lines, run, ""]), encoding="utf-8")
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -203,7 +226,7 @@ def find_config(source: str) -> str:
     if not file.is_file():
         what = "is empty" if not path else "a directory" if file.is_dir() else "no such file"
         raise UserError(f"--config={path}: {what}; give a file, or one of {', '.join(shipped())}")
-    if file.suffix in FILE_READERS:
+    if reader_of(file):
         raise UserError(f"--config={path}: is data, not a config; give it as --train")
     return f"{file}{colon}{argument}"
 

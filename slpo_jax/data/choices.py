@@ -2,19 +2,32 @@
 
 import re
 import string
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from slpo_jax.data.record_texts import is_missing, is_number, written
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 
-FIELDS = ("choices", "options", "endings")
+CHOICE_FIELDS = ("choices", "options", "endings")
 Counted = Literal["", "0", "1"]
 """`config.data.fields.first_choice`."""
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 _OWN_LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
-_COLUMN = re.compile(r"([A-J])|(?:(?i:op|opt|option|choice|ending|sol)[ _-]?|answer(?=[A-J]))(?:([A-Ja-j])|(\d{1,2}))")
+_COLUMN = re.compile(
+    r"([A-Z])|(?:(?i:op|opt|option|choice|ending|sol)(?![sS]\Z)[ _-]?|answer(?=[A-Z]))(?:([A-Za-z])|(\d{1,2}))"
+)
+# The wrong answers of sets that have them in fields of their own: GPQA's, SciQ's and OpenTDB's, in lower case.
+WRONG_ANSWERS = (
+    ("incorrect answer 1", "incorrect answer 2", "incorrect answer 3"),
+    ("distractor1", "distractor2", "distractor3"),
+    ("incorrect_answers",),
+)
+RIGHT_ANSWERS = ("correct answer", "correct_answer")
+"""Fields of the right answer, beside which the wrong ones may be."""
 
 
 WAYS = ("0", "1", "written")
@@ -92,15 +105,16 @@ def choices_of(where: str, record: Mapping[str, Any], field_name: str = "") -> C
 
     Args:
         where: the record, for messages.
-        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as one of `FIELDS`,
-            also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ..; option1, ...
+        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as one of
+            `CHOICE_FIELDS`, also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ..;
+            option1, ...
         field_name: the field that has them.
     Raises:
         UserError: they are something else.
     """
-    field = next((field for field in ([field_name] if field_name else FIELDS) if record.get(field)), None)
+    field = next((field for field in ([field_name] if field_name else CHOICE_FIELDS) if record.get(field)), None)
     if field is None:
-        return None if field_name else _of_columns(record)
+        return None if field_name else _of_columns(where, record)
     value = written(record[field]) if isinstance(record[field], str) else record[field]
     if has_labels := isinstance(value, Mapping):
         table = {label: text for label, text in value.items() if not _is_nothing(text)}  # of other records, for arrow
@@ -126,7 +140,33 @@ def is_column(name: Any) -> bool:
     return _COLUMN.fullmatch(str(name).strip()) is not None
 
 
-def _of_columns(record: Mapping[str, Any]) -> Choices | None:
+def choices_with_wrong(record: Mapping[str, Any], question: str, answer: str) -> tuple[Choices, str] | None:
+    """Return the choices of a record whose wrong answers have fields of their own, and the right one's letter.
+
+    Their order is drawn, but the same wherever the record is read.
+
+    Args:
+        record: with names in lower case.
+        question: that is asked.
+        answer: the right one.
+    """
+    fields = next((fields for fields in WRONG_ANSWERS if any(record.get(field) for field in fields)), None)
+    if fields is None:
+        return None
+    wrong: list[str] = []
+    for field in fields:
+        value = record.get(field)
+        texts = value if isinstance(value, list) else [value]
+        wrong.extend(str(text).strip() for text in texts if not is_missing(text))
+    texts = [answer.strip(), *wrong]
+    rng = np.random.default_rng(zlib.crc32("\n".join([question, *sorted(texts)]).encode()))
+    order = rng.permutation(len(texts)).tolist()
+    labels = list(string.ascii_uppercase[: len(texts)])
+    shuffled = [texts[place] for place in order]
+    return Choices(labels, shuffled, list(range(len(texts))), True, fields, False), labels[order.index(0)]
+
+
+def _of_columns(where: str, record: Mapping[str, Any]) -> Choices | None:
     """Return the choices of columns, some of which may be empty; a problem's numbers may be A and B too."""
     letters, numbers = dict[str, str](), dict[int, str]()
     for name in record:
@@ -134,6 +174,8 @@ def _of_columns(record: Mapping[str, Any]) -> Choices | None:
             kind, key = (numbers, int(match[3])) if match[3] else (letters, (match[1] or match[2]).upper())
             kind[key] = name  # type: ignore[index]
     first = min(numbers, default=0)
+    if max(numbers, default=0) - first >= len(string.ascii_uppercase):
+        raise UserError(f"{where}: has {len(numbers)} columns of choices; give at most {len(string.ascii_uppercase)}")
     columns = letters or {string.ascii_uppercase[number - first]: numbers[number] for number in numbers if first < 2}
     names, labels = [columns[label] for label in sorted(columns)], list(string.ascii_uppercase[: len(columns)])
     if sorted(columns) != labels or len(names) < 2 + ("A" in map(str.strip, names)):

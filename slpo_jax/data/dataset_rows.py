@@ -62,7 +62,8 @@ def open_splits(source: str, role: Role) -> list[Split]:
 
     Args:
         source: PLACE, PLACE:CONFIG, PLACE@SPLIT or PLACE:CONFIG@SPLIT, with a directory or a hub id as PLACE, and
-            configs or splits to read one after the other as CONFIG+CONFIG, SPLIT+SPLIT.
+            configs or splits to read one after the other as CONFIG+CONFIG, SPLIT+SPLIT. A directory may also be what
+            `save_to_disk` of the library writes.
         role: what it is for, which gives the split if `source` doesn't.
     Raises:
         UserError: the set isn't there, can't be reached or read, or has no such config.
@@ -75,6 +76,10 @@ def open_splits(source: str, role: Role) -> list[Split]:
     for config in configs:
         with _quiet():
             dataset = _splits(place, config)
+        if is_saved_alone(place):
+            if not Path(source).expanduser().exists():
+                raise UserError(f"{source}: was saved without configs or splits; give {place} alone")
+            return [Split(str(place), dataset)]
         where, available = place if len(configs) == 1 else f"{place}:{config}", list(map(str, dataset))
         if missing := [split for split in splits if split not in available]:
             raise NoSplit(
@@ -83,6 +88,11 @@ def open_splits(source: str, role: Role) -> list[Split]:
             )
         opened += [Split(f"{where}, split {split}", dataset[split]) for split in splits]
     return opened
+
+
+def is_saved_alone(place: Path) -> bool:
+    """Tell whether a folder is what `datasets.Dataset.save_to_disk` writes: one set, without splits."""
+    return (place / "state.json").is_file() and (place / "dataset_info.json").is_file()
 
 
 def split_rows(splits: Sequence[Split]) -> Iterator[tuple[str, Any]]:
@@ -124,8 +134,8 @@ def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[st
     return place, config.split("+") if config else [None], split.split("+")
 
 
-def _splits(place: Path, config: str | None) -> Mapping[Any, Any]:
-    """Load the splits that `datasets` finds in a directory, on the hub, or in its cache.
+def _splits(place: Path, config: str | None) -> Any:
+    """Load the splits that `datasets` finds in a directory, on the hub, or in its cache; a set saved alone as it is.
 
     Raises:
         UserError: it can't be had.
@@ -136,6 +146,8 @@ def _splits(place: Path, config: str | None) -> Mapping[Any, Any]:
     if hub_id and ("/" not in hub_id or not is_hub_id(hub_id)):
         raise UserError(f"{hub_id}: no such file or directory, and no hub id owner/name; check the path")
     try:
+        if is_saved_alone(place) or (place / "dataset_dict.json").is_file():  # by `save_to_disk`
+            return datasets.load_from_disk(str(place))
         cached = hub_id and not hub_reachable()
         return _from_cache(hub_id, config) if cached else datasets.load_dataset(str(place), config)
     except Exception as error:  # the library passes on what its readers, arrow, the file system and the hub raise

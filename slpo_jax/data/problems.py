@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import gc
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,17 @@ from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.generated_sets import GymConfig, gym_problems, is_gym
-from slpo_jax.data.problem import FieldUse, Problem, Problems
-from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, Wanted, read_record, unknown_field
-from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows
+from slpo_jax.data.problem import FieldUse, Problem, Problems, normalised
+from slpo_jax.data.record_fields import (
+    FOUND,
+    FieldsConfig,
+    RawProblem,
+    Wanted,
+    no_answer_field,
+    read_record,
+    unknown_field,
+)
+from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows, reader_of, select_split
 from slpo_jax.data.record_texts import plain, written_steps
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.files import file_digest
@@ -58,7 +66,7 @@ class DataConfig(_Tasks):
     train: str = ""
     demos: str = ""
     valid: str = ""
-    eval: dict[str, str] = setting({}, affects="report")
+    eval: dict[str, str] = setting({})
     fields: FieldsConfig = FieldsConfig()
     gym: GymConfig = GymConfig()
 
@@ -136,8 +144,9 @@ def load_problems(
     """
     wanted = Wanted(fields, role == "train", columns, unanswered)
     if not isinstance(source, str):
-        records = _Source("records", None, lambda: given_rows(source))
-        return _with_answers("records", _read.__wrapped__(records, wanted), answers, unanswered)
+        name, records = select_split(source, role)
+        rows = _Source(name, None, lambda: given_rows(records))
+        return _with_answers(name, _read.__wrapped__(rows, wanted), answers, unanswered)
     whole_set, part = part_of(source)
     if part:
         return _part(source, part, load_problems(whole_set, settings, "train", answers, fields, columns, unanswered))
@@ -146,11 +155,12 @@ def load_problems(
     if name := task_of(source):
         return GENERATED[name].problems(source.removeprefix(f"{name}:"), settings or GENERATED[name].settings())
     path = Path(source).expanduser()
-    reader = FILE_READERS.get(path.suffix.lower())
+    reader = reader_of(path)
     if reader is None and path.is_file():
         kinds = ", ".join(FILE_READERS)
         raise UserError(
-            f"{source}: unknown kind of problem file; give one of {kinds}, a directory, a hub id or synthetic:NAME"
+            f"{source}: unknown kind of problem file; give one of {kinds}, each also as .gz, a directory, a hub id or "
+            "synthetic:NAME"
         )
     if reader:
         return _cached(_Source(source, file_digest(path), lambda: reader(path)), wanted, answers)
@@ -227,12 +237,35 @@ def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> 
     if not problems:
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
         raise UserError(f"{next(iter(lost.values()))[0]}, nor is any of the {count}; {remedy}")
-    warnings = (f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}",) * bool(why)
-    return Problems(problems.values(), left_out=left_out, field_use=read.field_use, warnings=warnings)
+    warnings: list[str] = []
+    if why:
+        warnings.append(f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}")
+    if line := _contradictions(problems.values()):
+        warnings.append(f"{source}: {line}")
+    return Problems(problems.values(), left_out=left_out, field_use=read.field_use, warnings=tuple(warnings))
+
+
+def _contradictions(problems: Iterable[Problem]) -> str:
+    """Count the questions that come with different answers, and name one; "" for none."""
+    answers: dict[str, str] = {}
+    contradicted: dict[str, str] = {}
+    for problem in problems:
+        if problem.answer:
+            question = normalised(problem.question)
+            if answers.setdefault(question, problem.answer) != problem.answer:
+                contradicted.setdefault(question, problem.answer)
+    if not contradicted:
+        return ""
+    question, other = next(iter(contradicted.items()))
+    return (
+        f"{len(contradicted)} of {len(answers)} questions come with different answers, such as {question[:60]!r} with "
+        f"{answers[question][:40]!r} and {other[:40]!r}; each problem is held to its own"
+    )
 
 
 def _raw_problems(rows: Rows, wanted: Wanted, field_use: FieldUse) -> Iterator[RawProblem]:
-    first, (fields, strict, columns, _) = None, wanted
+    first = None
+    fields, strict, columns, unanswered = wanted
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
@@ -243,10 +276,13 @@ def _raw_problems(rows: Rows, wanted: Wanted, field_use: FieldUse) -> Iterator[R
         if columns is None or columns:
             cells = {**getattr(record, "columns", {}), **record}
             values = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
-            if columns and values:  # of all, nobody knows which are used
-                field_use.note("reward", values)
+            others = {field for fields in field_use.used.values() for field in fields}
+            field_use.note("reward", values if columns else [name for name in values if name not in others])
             raw = raw._replace(columns=values)
         yield raw
+    is_named = bool(strict and fields.answer)
+    if first and "answer" not in field_use.used and (is_named or not unanswered):
+        raise no_answer_field(*first, fields if is_named else FOUND)
     if first and strict and fields.steps and fields.steps not in field_use.used.get("steps", {}):
         raise unknown_field(*first, "steps", fields.steps)
 

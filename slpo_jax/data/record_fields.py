@@ -1,14 +1,24 @@
 """What the fields of a record mean, by the names that they have in published data sets."""
 
+import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
+from slpo_jax.data.choices import (
+    CHOICE_FIELDS,
+    RIGHT_ANSWERS,
+    WRONG_ANSWERS,
+    Choices,
+    Counted,
+    choices_of,
+    choices_with_wrong,
+    is_column,
+)
 from slpo_jax.data.problem import NO_COLUMNS, FieldUse, shown
 from slpo_jax.data.record_texts import (
     CHATS,
@@ -99,7 +109,7 @@ class RawProblem(NamedTuple):
 _QUESTIONS = ("question_concat", "question", "problem", "query", "instruction", "input", "prompt", "question_stem",
               *CHATS)  # fmt: skip
 _WORKED = ("solution", "response", "output", "completion", *CHATS)
-_ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", "correct_answer", "correct_option",
+_ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", *RIGHT_ANSWERS, "correct_option",
             "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
 # In the others a worked solution may stand too.
 _ALONE = set(_ANSWERS) - {"answer", *_WORKED}
@@ -109,6 +119,20 @@ _BEFORE = {"question": ("context", "passage", "body")}
 _AFTER = {"instruction": ("input",)}
 # Where steps are looked for; in the first three nothing else may be.
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
+
+
+_KNOWN = {
+    *_QUESTIONS,
+    *_ANSWERS,
+    *_STEPS,
+    *CHOICE_FIELDS,
+    *itertools.chain(*_BEFORE.values(), *_AFTER.values(), *WRONG_ANSWERS),
+}
+
+
+def is_known(name: str) -> bool:
+    """Tell whether a field would be read as a part of the problem, so that it is no mere column."""
+    return name.strip().lower() in _KNOWN or is_column(name)
 
 
 def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse) -> RawProblem:
@@ -137,47 +161,69 @@ def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse)
     field_use.see(record)
     original, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     named_question = fields.question if strict or fields.question in original else ""
-    question_field = _field_of(where, original, record, "question", named_question)
+    if named_question and named_question not in original:
+        raise unknown_field(where, original, "question", named_question)
+    question_field = _first_field(record, [named_question] if named_question else _QUESTIONS)
+    if question_field is None:
+        raise _missing_field(where, original, "question")
     named_answer = fields.answer if strict or fields.answer in original else ""
     if unanswered and not named_answer:
         record = {name: value for name, value in record.items() if not (name in _TARGETS and name in (columns or ()))}
-        record |= {} if record.keys() & {*_ANSWERS} else {"answer": None}
-    answer_field = _field_of(where, original, record, "answer", named_answer)
-    solution, answer = _answer(where, record, answer_field)
+    # A record may lack its answer, as a cell of a table may be empty; see `no_answer_field` on those that all do.
+    answer_field = _first_field(record, [named_answer] if named_answer else _ANSWERS)
+    solution, answer = ("", None) if answer_field is None else _answer(where, record, answer_field)
     if strict and fields.choices and fields.choices not in original:
         raise unknown_field(where, original, "choices", fields.choices)
     question = _question(where, record, question_field, field_use)
-    if choices := choices_of(where, record, fields.choices if fields.choices in original else ""):
+    choices = choices_of(where, record, fields.choices if fields.choices in original else "")
+    if choices is None and answer and answer_field in RIGHT_ANSWERS:
+        choices, answer = choices_with_wrong(record, question, answer) or (None, answer)
+    if choices:
         question = choices.below(question)
         field_use.note("choices", choices.fields)
-    if answer is not None or answer_field in original:
+    if answer_field is not None:
         field_use.note("answer", [answer_field])
     steps, text = _steps(where, record, fields.steps, field_use)
     if not text and not steps:
-        texts = {answer_field: solution}
+        texts = {answer_field or "": solution}
         for field in _WORKED:
             if record.get(field) is not None and field != answer_field:
                 texts[field] = _without_mark(message_of(where, record, field, "assistant", needed=False))
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
             field_use.note("steps", [field])
-    return RawProblem(where, question, steps, answer, text, choices, is_number(record[answer_field]))
+    has_number = answer_field is not None and is_number(record[answer_field])
+    return RawProblem(where, question, steps, answer, text, choices, has_number)
 
 
-def _field_of(where: str, original: Record, record: Record, key: str, chosen: str) -> str:
-    """Return the field of the question or the answer: `chosen`, or the first of the usual names."""
-    if chosen and chosen not in original:
-        raise unknown_field(where, original, key, chosen)
-    usual = _QUESTIONS if key == "question" else _ANSWERS
-    candidates = [chosen] if chosen else [name for name in usual if name in record]
-    if not candidates:
-        remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
-        if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in original.values()):
-            remedy += ", or give the list of records alone where one of them holds that"
-        elif not {*_QUESTIONS, *_ANSWERS} & record.keys():
-            remedy += ", or begin a table with a line of names"
-        raise UserError(f"{where}: field '{key}' is missing, only {shown(original)} are there; {remedy}")
-    return next((name for name in candidates if record[name] is not None), candidates[0])
+def _first_field(record: Record, names: Sequence[str]) -> str | None:
+    """Return the first of these fields that has something in it, else the first that is there, else None."""
+    present = [name for name in names if name in record]
+    filled = [name for name in present if record[name] is not None]
+    return next(iter(filled or present), None)
+
+
+def no_answer_field(where: str, record: Record, fields: FieldsConfig) -> UserError:
+    """Make the error of records of which not one has a field with an answer.
+
+    Args:
+        where, record: the first of them.
+        fields: names that are given.
+    """
+    if fields.answer and fields.answer not in record:
+        return unknown_field(where, record, "answer", fields.answer)
+    return _missing_field(where, record, "answer")
+
+
+def _missing_field(where: str, record: Record, key: str) -> UserError:
+    """Make the error of a record without a field of the question or the answer."""
+    remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
+    names = {str(name).strip().lower() for name in record}
+    if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in record.values()):
+        remedy += ", or give the list of records alone where one of them holds that"
+    elif not {*_QUESTIONS, *_ANSWERS} & names:
+        remedy += ", or begin a table with a line of names"
+    return UserError(f"{where}: field '{key}' is missing, only {shown(record)} are there; {remedy}")
 
 
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:

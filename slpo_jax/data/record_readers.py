@@ -4,9 +4,11 @@ Numbers keep the text that was written, which 64 bits may round: in JSON, CSV, a
 """
 
 import csv
+import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -47,6 +49,7 @@ def _read_icot(path: Path) -> Rows:
 
 def _read_csv(path: Path) -> Rows:
     """Read columns that lie between tabs, semicolons or commas, by the header; a record is where it begins."""
+    csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters a cell
     text = _read_text(path)
     header = text.partition("\n")[0]
     delimiter = next((sign for sign in "\t;" if sign in header and "," not in header), ",")
@@ -88,11 +91,17 @@ def _read_parquet(path: Path) -> Rows:
 FILE_READERS: dict[str, Callable[[Path], Rows]] = {
     ".json": _read_json,
     ".jsonl": _read_json,
+    ".ndjson": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".txt": _read_icot,
     ".parquet": _read_parquet,
 }
+
+
+def reader_of(path: Path) -> Callable[[Path], Rows] | None:
+    """Return the reader of a file of this name, which may end in .gz; None for another kind."""
+    return FILE_READERS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
 
 
 def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
@@ -153,6 +162,38 @@ class ProblemRecord(dict[str, Any]):
     columns: Mapping[str, Any]
 
 
+def select_split(records: Any, role: str) -> tuple[str, Any]:
+    """Return what records are called, and the records: of a `datasets.DatasetDict` the split of a role.
+
+    Args:
+        records: what a caller holds.
+        role: "train", "validation" or "test".
+    Raises:
+        UserError: there is no such split.
+    """
+    if not is_dataset_dict(records):
+        return "records", records
+    if role not in records:
+        names = list(records)
+        raise UserError(f"records: have no split {role!r}, only {', '.join(names)}; give one, such as [{names[0]!r}]")
+    return f"records, split {role}", records[role]
+
+
+def is_dataset_dict(records: Any) -> bool:
+    """Tell whether records are a `datasets.DatasetDict`, with a set by split."""
+    return isinstance(records, Mapping) and bool(records) and all(hasattr(x, "with_format") for x in records.values())
+
+
+def reusable(records: Any) -> Any:
+    """Return records that can be gone through twice: the table of a stream of arrow, the list of an iterator."""
+    is_stream = hasattr(records, "__arrow_c_stream__") and not hasattr(records, "to_arrow")
+    if is_stream and not hasattr(records, "to_pylist") and not hasattr(records, "to_dict"):
+        import pyarrow
+
+        return pyarrow.table(records)
+    return list(records) if isinstance(records, Iterator) else records
+
+
 def given_rows(records: Any) -> Rows:
     """Yield the records of what a caller holds.
 
@@ -169,6 +210,7 @@ def given_rows(records: Any) -> Rows:
 
 
 def _records_of(records: Any) -> Iterable[Any]:
+    records = reusable(records)
     records = records.to_arrow() if hasattr(records, "to_arrow") else records  # of polars
     if hasattr(records, "to_pylist"):  # of pyarrow: a table, or an array of structs
         return arrow_records(records) if hasattr(records, "schema") else _arrow_values(records)
@@ -240,7 +282,10 @@ def _read_text(path: Path) -> str:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: not a readable gzip file ({error}); get or write it again") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:

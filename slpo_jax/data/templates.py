@@ -41,6 +41,8 @@ class Template:
         step_text: (reasoning step, whether it is the first) -> text.
         answer_text: canonical answer (or LaTeX) -> text, before eos.
         banned_ids: ids that are never generated.
+        impossible_ids: ids that are never generated, nor have a share in the likelihood of others.
+        trained_ids: ids whose rows of the vocabulary are trained in full where adapters are trained.
         bare: the prompt's text has all special tokens that it needs: the tokenizer puts none in front.
         more_eos_ids: of further tokens that end an answer, which no suffix has.
         question_in_jinja: `question` as it stands in its text, for `chat_template`.
@@ -57,6 +59,8 @@ class Template:
     step_text: Callable[[str, bool], str]
     answer_text: Callable[[str], str]
     banned_ids: tuple[int, ...] = ()
+    impossible_ids: tuple[int, ...] = ()
+    trained_ids: tuple[int, ...] = ()
     bare: bool = False
     more_eos_ids: tuple[int, ...] = ()
     question_in_jinja: str = "question"
@@ -90,7 +94,11 @@ class Template:
 
     @property
     def chat_template(self) -> str:
-        """`prompt` of a chat's only message in Jinja, for transformers' `apply_chat_template`."""
+        """`prompt` of a chat in Jinja, for transformers' `apply_chat_template`.
+
+        The question is the user's last message, a text or a list of parts whose texts are joined. Others are left out:
+        the reasoner knows one question.
+        """
         before, after = self.question_text(_PLACE).split(_PLACE)
         text, framed = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, not self.bare))
         place = framed.index(text[0])  # around it is what the tokenizer puts around any text (Llama's begin-of-text)
@@ -98,9 +106,13 @@ class Template:
         before, after = "".join(first) + before, after + "".join(last)
         after += "" if self.start_id is None else self.tokenizer.convert_ids_to_tokens(self.start_id)
         return (
-            "{% if messages | length != 1 or messages[0]['role'] != 'user' %}"
-            "{{ raise_exception('it is asked one question, as the only message, from the user') }}{% endif %}"
-            "{% set question = messages[0]['content'] %}"
+            "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+            "{% if not asked %}{{ raise_exception('the chat has no message from the user, whose last one is the "
+            "question') }}{% endif %}"
+            "{% set question = asked[-1]['content'] %}"
+            "{% if question is not string %}"
+            "{% set question = question | selectattr('type', 'equalto', 'text') | map(attribute='text') | join %}"
+            "{% endif %}"
             f"{{{{ {' + '.join(filter(None, (_literal(before), self.question_in_jinja, _literal(after))))} }}}}"
         )
 

@@ -153,13 +153,18 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     return read_tokenizer(snapshot(source, "config.tokenizer"))
 
 
-def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:
+def has_latent_tokens(
+    tokenizer: "PreTrainedTokenizerFast", markers: tuple[str, str] = (START_LATENT, END_LATENT)
+) -> bool:
     """Tell whether a tokenizer knows, by name, the tokens that start and end a thought."""
-    return {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys()
+    return {*markers} <= tokenizer.get_vocab().keys()
 
 
 def add_reasoner_tokens(
-    tokenizer: "PreTrainedTokenizerFast", names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
+    tokenizer: "PreTrainedTokenizerFast",
+    names: tuple[str, ...] = COCONUT_TOKENS,
+    first_id: int | None = None,
+    markers: tuple[str, str] = (START_LATENT, END_LATENT),
 ) -> dict[str, Any]:
     """Find the latent tokens by name; where start or end is missing, add all that are, at the published ids.
 
@@ -172,12 +177,13 @@ def add_reasoner_tokens(
         names: in the order of their ids.
         first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
             has are filled); None for the first id that is free.
+        markers: of the names, those that start and end a thought.
     Returns:
         the ids that a `templates.Template` has as fields; CODI has none that stands for a latent.
     Raises:
         UserError: the tokenizer has no eos token, or more tokens than the model.
     """
-    has_latent = has_latent_tokens(tokenizer)
+    has_latent = has_latent_tokens(tokenizer, markers)
     if not has_latent and first_id is not None:
         if len(tokenizer) > first_id:
             raise UserError(
@@ -191,8 +197,8 @@ def add_reasoner_tokens(
     ids = tokenizer.get_vocab()
     if tokenizer.pad_token is None and PAD_LATENT in ids:
         tokenizer.pad_token = PAD_LATENT
-    start, end = ids[START_LATENT], ids[END_LATENT]
-    return {"start_id": start, "closing_ids": (end,), "latent_id": ids.get(LATENT), **end_ids(tokenizer)}
+    start, end = markers
+    return {"start_id": ids[start], "closing_ids": (ids[end],), "latent_id": ids.get(LATENT), **end_ids(tokenizer)}
 
 
 def end_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:

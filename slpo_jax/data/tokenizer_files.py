@@ -10,6 +10,8 @@ white space that stands before a number) and merges within words that Llama 3's 
 
 import inspect
 import json
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +59,20 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
-    """Write tokenizer.json and beside it what transformers 4.57 and 5 alike need to take it as it is."""
-    tokenizer.save_pretrained(folder)
+    """Write tokenizer.json and beside it what transformers 4.57 and 5 alike need to take it as it is.
+
+    Raises:
+        OSError: a file can't be written, as on a full disk.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # of tokenizer.json the library raises a bare one, which only writes the system's number
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder / WHOLE)) from error
     path = folder / SETTINGS
     saved = json.loads(path.read_text(encoding="utf-8"))
     settings = {key: value for key, value in saved.items() if key not in _OF_ITSELF}

@@ -29,7 +29,8 @@ float32 [N] under each scorer's name; and of what is probed,
 
 def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
     """Return the share of problems (one completion each, from the first on) whose completion is right."""
-    readings = [reward.read(tokens) for tokens in completions["tokens"]]
+    rows = zip(completions["tokens"], completions["latent_steps"], strict=True)
+    readings = [reward.read(tokens, latents) for tokens, latents in rows]
     return float(np.mean(reward.right(readings, problems.problems[: len(readings)])))
 
 
@@ -75,11 +76,12 @@ def record_rows(
     def rows_of(index: int) -> list[tuple[int, Completions, int]]:
         return [(seed, rollouts, index * samples + m) for seed, rollouts in sampled.items() for m in range(samples)]
 
-    def tokens_of(index: int) -> list[np.ndarray]:
-        sample_tokens = [values["tokens"][row] for _, values, row in rows_of(index)]
-        return [greedy["tokens"][index], *sample_tokens, *(rollouts["tokens"][index] for rollouts in searched.values())]
+    def readings_of(index: int) -> list[Reading]:
+        places = [(greedy, index), *((rollouts, row) for _, rollouts, row in rows_of(index))]
+        places += [(rollouts, index) for rollouts in searched.values()]
+        return [reward.read(rollouts["tokens"][row], rollouts["latent_steps"][row]) for rollouts, row in places]
 
-    judged = _judged(reward, problems.problems, tokens_of, len(greedy["tokens"]))
+    judged = _judged(reward, problems.problems, readings_of, len(greedy["tokens"]))
     for index, ((first, *readings), (correct, *right)) in enumerate(judged):
         problem, steps, rows = problems.problems[index], greedy["latent_steps"][index], rows_of(index)
         tries, searches = readings[: len(rows)], readings[len(rows) :]
@@ -121,12 +123,12 @@ def _sample(seed: int, rollouts: Completions, row: int, reading: Reading, correc
 
 
 def _judged(
-    reward: Reward, problems: Sequence[Problem], tokens_of: Callable[[int], list[np.ndarray]], count: int
+    reward: Reward, problems: Sequence[Problem], readings_of: Callable[[int], list[Reading]], count: int
 ) -> Iterator[tuple[list[Reading], list[bool]]]:
     """Yield each problem's readings, and which are right; of many at once, as several processes may be asked."""
     for start in range(0, count, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, count))
-        several = [[reward.read(tokens) for tokens in tokens_of(index)] for index in places]
+        several = [readings_of(index) for index in places]
         problems_of = [problems[index] for index, group in zip(places, several, strict=True) for _ in group]
         right = iter(reward.right([reading for group in several for reading in group], problems_of))
         for group in several:

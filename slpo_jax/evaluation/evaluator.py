@@ -61,22 +61,22 @@ class EvaluateConfig:
 
     datasets: tuple[str, ...] | None = None
     limit: int = setting(0, least=0, note="0 is all problems")
-    batch_size: int = setting(512, least=1, affects="nothing")
-    prompt_multiple: int = setting(32, least=1, affects="nothing")
+    batch_size: int = setting(512, least=1)
+    prompt_multiple: int = setting(32, least=1)
     samples: int = setting(16, least=0, note="0 is Acc alone")
     seeds: int = setting(3, least=1)
-    dropout: float | None = setting(None, least=0, below=1, note="None is config.dropout.rate", affects="rollouts")
-    temperature: float = setting(0.0, least=0, affects="rollouts")
-    top_k: int = setting(0, least=0, note="0 is all", affects="rollouts")
-    top_p: float = setting(1.0, above=0, most=1, affects="rollouts")
-    max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens", affects="rollouts")
+    dropout: float | None = setting(None, least=0, below=1, note="None is config.dropout.rate")
+    temperature: float = setting(0.0, least=0)
+    top_k: int = setting(0, least=0, note="0 is all")
+    top_p: float = setting(1.0, above=0, most=1)
+    max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens")
     scorers: tuple[str, ...] = ()
     reward_model: str = ""
     beams: int = setting(0, least=0, note="0 is none")
     candidates: int = setting(8, least=1)
-    by_steps: bool = setting(False, affects="rollouts")
+    by_steps: bool = False
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
-    probed: int = setting(20, least=0, note="0 is none", affects="nothing")
+    probed: int = setting(20, least=0, note="0 is none")
     save_latents: bool = False
 
     @property

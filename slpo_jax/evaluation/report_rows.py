@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import as_json, digest, flatten
+from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.workdir import StageFolder, Workdir
 
 BEST_FIXED = "best_fixed"
@@ -112,7 +112,7 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     Args:
         alike: whether the row's rollouts are. Of others a threshold is better than none.
     """
-    trained = digest(dict(row.settings))
+    trained = stage.digest()
     previous = artifact.value_of(stage.rule, trained) or {}
     rule = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
     takes = (alike and len(row.rules) > 1) or (not previous.get("alike") and (alike or row.stopping == "threshold"))
@@ -127,7 +127,7 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
         UserError: the file is damaged.
     """
     entry = artifact.read(stage.rule, _AGAIN)
-    is_current = entry is not None and entry.facts == digest(stage.read_facts())
+    is_current = entry is not None and entry.facts == stage.digest()
     return entry.value["rule"] if entry and is_current and entry.value["stopping"] == stopping else None
 
 

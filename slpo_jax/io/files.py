@@ -2,14 +2,16 @@
 
 import contextlib
 import ctypes
+import fcntl
 import functools
+import glob
 import hashlib
 import json
 import math
 import os
 import re
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +21,7 @@ from slpo_jax.errors import UserError, first_line, key_name
 from slpo_jax.runtime import hosts
 
 _TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
+_PARTIAL = ".tmp"  # ends the names of what is being written
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h
 
 
@@ -31,15 +34,39 @@ def write_text(path: str | Path, text: str) -> None:
         return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = _beside(path)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:  # with the permissions that the umask leaves
             file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def check_utf8(path: str | Path, name: str = "") -> None:
+    """Refuse a path that is not UTF-8, such as any with an accent where Python takes the locale C at its word.
+
+    The libraries that read and write parameters can't open it.
+
+    Args:
+        name: of the flag, before the path in the message.
+    Raises:
+        UserError: it is not.
+    """
+    whole_path = Path(path).expanduser().absolute()
+    try:
+        str(whole_path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{name}{path}: the path {str(whole_path)!a} is not UTF-8, as a checkpoint's has to be; set "
+            "LC_ALL=C.UTF-8, or rename it"
+        ) from None
+
+
+def _beside(path: Path) -> Path:
+    """Return a new hidden name beside a file or folder, for what is going to take its place."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
 
 
 def check_free(folder: Path, remedy: str = "give another directory") -> None:
@@ -58,7 +85,8 @@ def check_free(folder: Path, remedy: str = "give another directory") -> None:
 def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Iterator[Path]:
     """Yield another folder, to be filled, that becomes this one when all is written; on an error nothing is new.
 
-    What it replaces stands until then: a kill leaves the one or the other, and perhaps a hidden folder beside it.
+    What it replaces stands until then: a kill leaves the one or the other, and perhaps a hidden folder beside it, which
+    the next call for the same folder removes.
 
     Args:
         replaces: names in a folder that is in use which go; others stay where nothing takes their place. None is for a
@@ -68,12 +96,19 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
     """
     if replaces is None:
         check_free(folder)
+    check_utf8(folder)
     folder = folder.resolve()  # of a link the folder itself
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*{_PARTIAL}"):
+        if left.is_dir() and not _locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+    new = _beside(folder)
+    new.mkdir()
+    lock = os.open(new, os.O_RDONLY)
     try:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_SH)  # until this process ends: nobody else removes it
         yield new
-        new.chmod(0o755)  # mkdtemp makes it private
         if not folder.exists():
             new.replace(folder)
             return
@@ -84,7 +119,23 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
         )  # fmt: skip
         _exchange(new, folder)
     finally:
+        os.close(lock)
         shutil.rmtree(new, ignore_errors=True)  # what was not finished, or the old one
+
+
+def _locked(folder: Path) -> bool:
+    """Tell whether a process holds a lock of a folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # it has gone
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _link(source: str, target: str) -> None:

@@ -2,10 +2,12 @@
 
 WORKDIR/
   config.json  metrics.jsonl  tensorboard/  trackers.json  report.json  report.md  report.html  .lock
+  data/NAME.jsonl                           records that a call of `slpo_jax.train` gave
   failed_STAGE_STEP.npz                     the batch of a step that was not finite
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
-    STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
+    STAGE/  config.json  finished  STEP/    the whole config that the stage ran by, its last step, its states
+            inputs.json                     digests of what else it depends on: data, start, code of rewards
             rule.json                       the threshold or number of latents that was chosen for it
             adapters/                       that were trained, as PEFT saves them; STEP/ has them merged
     STAGE.digest.json                       of the stage's parameters
@@ -22,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import entries, read_json
+from slpo_jax.io.files import digest, entries, read_json
 from slpo_jax.runtime import hosts
-from slpo_jax.stages import RL
+from slpo_jax.stages import RL, section_of
 
 REASONER_FOLDER = "reasoner"
 _CHECKPOINTS = "checkpoints"
@@ -58,7 +60,8 @@ class StageFolder:
     Attributes:
         path: WORKDIR/checkpoints/STAGE.
         name: the stage's.
-        facts: what the stage's result depends on.
+        config: the whole config that the stage ran by.
+        inputs: what else the stage's result depends on: digests of its data, its start and its rewards' code.
         finished: the stage's last step; there once the stage was run to its end.
         rule: how its rollouts stop, see `evaluation.report_rows.write_rule`.
         adapters: folder of the adapters that it has merged.
@@ -67,7 +70,8 @@ class StageFolder:
 
     def __init__(self, path: Path):
         self.path, self.name = path, path.name
-        self.facts = path / "config.json"
+        self.config = path / "config.json"
+        self.inputs = path / "inputs.json"
         self.finished = path / "finished"
         self.rule = path / "rule.json"
         self.adapters = path / "adapters"
@@ -88,13 +92,26 @@ class StageFolder:
         """Whether the stage was run to its end."""
         return self.finished.is_file()
 
-    def read_facts(self) -> dict[str, Any]:
-        """Read what `facts` holds; {} where there is none.
+    def read_config(self) -> dict[str, Any]:
+        """Read the config that the stage ran by.
 
         Raises:
-            UserError: it is damaged.
+            UserError: it is not there, or damaged.
         """
-        return read_json(self.facts, self.anew, default={})
+        return read_json(self.config, self.anew)
+
+    def read_inputs(self) -> dict[str, Any]:
+        """Read what else the stage depends on.
+
+        Raises:
+            UserError: it is not there, or damaged.
+        """
+        return read_json(self.inputs, self.anew)
+
+    def digest(self) -> str:
+        """Return the digest of all that the stage was run with, by which its rule is known as its own."""
+        inputs = self.read_inputs() if self.inputs.is_file() else {}
+        return digest([self.read_config(), inputs])
 
     @property
     def steps(self) -> list[int]:
@@ -139,6 +156,10 @@ class Workdir:
         """Return the file of the batch of the step at which a run gave up on a stage."""
         return self.root / f"failed_{stage}_{step}.npz"
 
+    def records(self, name: str) -> Path:
+        """Return the file of a set's records, where they were given to a call."""
+        return self.root / "data" / f"{name}.jsonl"
+
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep other runs from working in it; of several processes of one run the first does so.
@@ -173,7 +194,7 @@ class Workdir:
 
     def finished_objectives(self) -> list[str]:
         """List those of the finished stages that the stage rl made."""
-        return [name for name in self.finished_stages() if self.stage_folder(name).read_facts().get("stage") == RL]
+        return [name for name in self.finished_stages() if section_of(name) == RL]
 
     def row(self, name: str) -> Path:
         """Return the folder of a row's records."""

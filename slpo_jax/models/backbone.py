@@ -156,9 +156,13 @@ class Backbone(nn.Module):
         """Return float32 logits [B, L, V]."""
         return head_logits(hidden_BLD, self.head)
 
-    def log_probs(self, hidden, tokens, mask=None, likeliest: bool = False) -> tuple[jax.Array, jax.Array | None]:
+    def logits_of(self, hidden_BLD: jax.Array, tokens_M: jax.Array) -> jax.Array:
+        """Return float32 logits [B, L, M] of a few tokens alone."""
+        return head_logits(hidden_BLD, self.head[tokens_M])
+
+    def log_probs(self, hidden, tokens, *args, **kwargs) -> tuple[jax.Array, jax.Array | None]:
         """Return `token_log_probs` with this head."""
-        return token_log_probs(hidden, self.head, tokens, mask, likeliest)
+        return token_log_probs(hidden, self.head, tokens, *args, **kwargs)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
         """Return a `KVCache` of zeros of this model's shapes, with no valid slot."""

@@ -25,7 +25,7 @@ class GateConfig(Checked):
     """
 
     enabled: bool = True
-    hidden: int = setting(0, least=0, note="0 is a linear head", affects="model")
+    hidden: int = setting(0, least=0, note="0 is a linear head")
     dropout: float = setting(0.1, least=0, below=1)
     detached: bool = True
 

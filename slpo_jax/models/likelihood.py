@@ -20,7 +20,12 @@ EVEN_ROWS, EVEN_COLUMNS = 16, 128  # are multiples, as products are faster then
 
 
 def token_log_probs(
-    hidden: jax.Array, head_VD: jax.Array, tokens: jax.Array, mask: jax.Array | None = None, likeliest: bool = False
+    hidden: jax.Array,
+    head_VD: jax.Array,
+    tokens: jax.Array,
+    mask: jax.Array | None = None,
+    likeliest: bool = False,
+    impossible: tuple[int, ...] = (),
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return the log-probabilities of the given tokens.
 
@@ -30,6 +35,7 @@ def token_log_probs(
         tokens: int [..], or fewer of the last axes.
         mask: bool as `tokens`, the positions that anybody looks at; None: all. Of many, time is spent on these alone.
         likeliest: whether the likeliest tokens are returned too.
+        impossible: ids of tokens whose probability is 0; the other probabilities add up to 1.
     Returns:
         float32 [..], and int [..], the first of the likeliest tokens, or None; finite, but without a meaning, where
         nobody looks.
@@ -39,12 +45,17 @@ def token_log_probs(
     if tokens.size * vocabulary <= WHOLE:
         # Of several passes each has its own product, so that sums have the order that they have in a vmap of passes.
         product = head_logits if hidden.ndim < 4 else jax.vmap(head_logits, (0, None))
-        logits = product(hidden, head_VD)
+        logits = without_tokens(product(hidden, head_VD), impossible)
         return log_probs_of(logits, tokens), jnp.argmax(logits, axis=-1) if likeliest else None
     mask_N = jnp.ones(tokens.size, bool) if mask is None else jnp.broadcast_to(mask, shape).reshape(-1)
-    values = _in_tiles(likeliest, hidden.reshape(-1, width), head_VD, tokens.reshape(-1), mask_N)
+    values = _in_tiles(likeliest, impossible, hidden.reshape(-1, width), head_VD, tokens.reshape(-1), mask_N)
     log_probs, likeliest_ids = jax.tree.map(lambda x_N: x_N.reshape(shape), values)
     return log_probs, likeliest_ids
+
+
+def without_tokens(logits: jax.Array, impossible: tuple[int, ...]) -> jax.Array:
+    """Return logits [.., V] that are -inf at these ids."""
+    return logits.at[..., jnp.array(impossible)].set(-jnp.inf) if impossible else logits
 
 
 @jax.custom_vjp
@@ -101,12 +112,20 @@ def _over_columns(head_VD: jax.Array, dtype: Any, function: Callable[[_Columns, 
     return jax.lax.fori_loop(0, parts, one, carry)
 
 
-def _tile(hidden_RD: jax.Array, tokens_R: jax.Array, columns: _Columns) -> tuple[jax.Array, jax.Array]:
-    """Return logits [R, E], -inf in columns that were there before, and int [R] the token's column, -1 elsewhere."""
+def _tile(
+    hidden_RD: jax.Array, tokens_R: jax.Array, columns: _Columns, impossible: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Return logits [R, E], -inf in columns that were there before or are impossible, and int [R] the token's column.
+
+    The column is -1 where the token is not in the tile.
+    """
     logits_RE = sums("nd,vd->nv", hidden_RD, columns.head_ED)
     tokens_E = columns.start + jnp.arange(logits_RE.shape[1])
     is_here_R = (tokens_R >= columns.first) & (tokens_R <= tokens_E[-1])
-    return jnp.where(tokens_E >= columns.first, logits_RE, -jnp.inf), jnp.where(is_here_R, tokens_R - columns.start, -1)
+    is_possible_E = tokens_E >= columns.first
+    for token in impossible:
+        is_possible_E &= tokens_E != token
+    return jnp.where(is_possible_E, logits_RE, -jnp.inf), jnp.where(is_here_R, tokens_R - columns.start, -1)
 
 
 class _Order(NamedTuple):
@@ -140,18 +159,20 @@ def _ordered(mask_N: jax.Array) -> _Order:
     return _Order(chunks, rows, jnp.argsort(~mask_N, stable=True), -(-mask_N.sum(dtype=jnp.int32) // rows))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_tiles(likeliest: bool, hidden_ND, head_VD, tokens_N, mask_N) -> tuple[jax.Array, jax.Array | None]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_tiles(
+    likeliest: bool, impossible: tuple[int, ...], hidden_ND, head_VD, tokens_N, mask_N
+) -> tuple[jax.Array, jax.Array | None]:
     """Return `token_log_probs` of N positions."""
-    return _in_tiles_forward(likeliest, hidden_ND, head_VD, tokens_N, mask_N)[0]
+    return _in_tiles_forward(likeliest, impossible, hidden_ND, head_VD, tokens_N, mask_N)[0]
 
 
-def _in_tiles_forward(likeliest: bool, hidden_ND, head_VD, tokens_N, mask_N):
+def _in_tiles_forward(likeliest: bool, impossible: tuple[int, ...], hidden_ND, head_VD, tokens_N, mask_N):
     order = _ordered(mask_N)
     hidden_CRD, tokens_CR = order.cut(hidden_ND), order.cut(tokens_N)
 
     def of_tile(columns, c, carry):
-        logits_RE, column_R = _tile(hidden_CRD[c], tokens_CR[c], columns)
+        logits_RE, column_R = _tile(hidden_CRD[c], tokens_CR[c], columns, impossible)
         chosen_R = jnp.take_along_axis(logits_RE, jnp.maximum(column_R, 0)[:, None], axis=1)[:, 0]
         tile = {
             "whole": jnp.logaddexp(carry["whole"][c], jax.nn.logsumexp(logits_RE, axis=1)),
@@ -176,14 +197,14 @@ def _in_tiles_forward(likeliest: bool, hidden_ND, head_VD, tokens_N, mask_N):
     return (order.back(log_probs_CR), ids_N), (hidden_CRD, head_VD, tokens_CR, mask_N, carry["whole"])
 
 
-def _in_tiles_backward(likeliest: bool, residuals, g):
+def _in_tiles_backward(likeliest: bool, impossible: tuple[int, ...], residuals, g):
     hidden_CRD, head_VD, tokens_CR, mask_N, whole_CR = residuals
     order, dtype = _ordered(mask_N), hidden_CRD.dtype
     g_CR = order.cut(g[0])
 
     def of_tile(columns, c, gradients):
         of_hidden_CRD, of_head_ED = gradients
-        logits_RE, column_R = _tile(hidden_CRD[c], tokens_CR[c], columns)
+        logits_RE, column_R = _tile(hidden_CRD[c], tokens_CR[c], columns, impossible)
         g_RE = _cotangent(logits_RE, column_R, whole_CR[c], g_CR[c]).astype(dtype)
         of_hidden_CRD = of_hidden_CRD.at[c].add(sums("nv,vd->nd", g_RE, columns.head_ED))
         return of_hidden_CRD, of_head_ED + sums_over_rows("nd,nv->vd", hidden_CRD[c], g_RE)

@@ -13,6 +13,8 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.settings import Checked, setting
 
 Tree = dict[str, Any]
+_ROWS = "rows"
+_TABLES = ("wte", "embed_tokens", "lm_head")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,12 @@ def merge(tree: Tree, adapters: Tree, scale: float, apart: bool = False) -> Tree
 
 
 def adapter(
-    key: jax.Array, params: Tree, rank: int, kernels: tuple[str, ...] = (), section: str = "config.imitate.lora"
+    key: jax.Array,
+    params: Tree,
+    rank: int,
+    kernels: tuple[str, ...] = (),
+    section: str = "config.imitate.lora",
+    tokens: tuple[int, ...] = (),
 ) -> Tree:
     """Make the part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
 
@@ -93,6 +100,7 @@ def adapter(
         params: all parts.
         rank, kernels: see `LoraConfig`.
         section: that these are from, for messages.
+        tokens: ids whose rows of the vocabulary are copied too, in the token embedding and in the head.
     Raises:
         UserError: a kernel that the blocks don't have, or a rank that no kernel has itself.
     """
@@ -105,22 +113,29 @@ def adapter(
         raise UserError(f"{section}.rank: {rank} is above {width}, the most that a kernel of this model has; lower it")
     rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
     copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
-    return {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}
+    adapters = {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}
+    if not tokens:
+        return adapters
+    tables = {name: table for name, table in params[REASONER]["backbone"].items() if name in _TABLES}
+    return adapters | {_ROWS: {name: table[jnp.array(tokens)] for name, table in tables.items()}}
 
 
-def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:
+def without_adapter(params: Tree, scale: float, apart: bool = False, tokens: tuple[int, ...] = ()) -> Tree:
     """Merge the part ADAPTER into the reasoner, differentiably.
 
     Args:
         scale: alpha / rank.
         apart: layers are a loop, which merges those of one after the other: all merged at once, and their cotangents,
             would take as much as the backbone each.
+        tokens: of `adapter`.
     """
     parts = {name: part for name, part in params.items() if name != ADAPTER}
     reasoner, adapter = params[REASONER], params[ADAPTER]
-    trained = {name: part for name, part in adapter.items() if name != "lora"}
+    trained = {name: part for name, part in adapter.items() if name not in ("lora", _ROWS)}
     looped = Backbone.stacked if apart else dict
     backbone = merge(looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart)
+    for name, rows in adapter.get(_ROWS, {}).items():
+        backbone[name] = backbone[name].at[jnp.array(tokens)].set(rows)
     return {**parts, REASONER: {**reasoner, **trained, "backbone": backbone}}
 
 

@@ -18,6 +18,7 @@ from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import LAYERS, Backbone
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
 from slpo_jax.models.layers import updated
+from slpo_jax.models.likelihood import without_tokens
 from slpo_jax.models.llama import LLAMAS, Llama, LlamaConfig
 from slpo_jax.models.parts import REASONER, reads, writes
 from slpo_jax.settings import Checked, setting
@@ -91,6 +92,7 @@ class Reasoner:
         transition: (params, hidden_BLD) -> latents [B, L, D].
         law: (params, hidden_BLD) -> `LatentLaw` of which they are the mean; None where no head predicts them.
         logits: (params, hidden_BLD) -> float32 [B, L, V]; of few positions.
+        logits_of: (params, hidden_BLD, tokens_M) -> float32 [B, L, M], of a few tokens.
         log_probs: (params, hidden_BLD, tokens_BL, asked_BL, likeliest) -> (float32 [B, L], int [B, L] or None); see
             `models.likelihood.token_log_probs`.
         stacked: params -> params as programs read them; where layers are a loop, those of all layers as one, once a
@@ -108,6 +110,7 @@ class Reasoner:
     embed: Callable[[Params, jax.Array], jax.Array]
     transition: Callable[[Params, jax.Array], jax.Array]
     logits: Callable[[Params, jax.Array], jax.Array]
+    logits_of: Callable[[Params, jax.Array, jax.Array], jax.Array]
     log_probs: Callable[..., tuple[jax.Array, jax.Array | None]]
     stacked: Callable[[Params], Params]
     cast: Callable[[Params], Params]
@@ -123,11 +126,21 @@ class Reasoner:
 
     def in_tree(self, part: str = REASONER) -> "Reasoner":
         """Return the reasoner as functions of the whole parameter tree, but for `init`."""
-        names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
+        names = ("forward", "trace", "embed", "transition", "logits", "logits_of", "log_probs")
         bound: dict[str, Any] = {name: reads(part, getattr(self, name)) for name in names}
         bound["law"] = self.law and reads(part, self.law)
         bound |= {name: writes(part, getattr(self, name)) for name in ("stacked", "cast")}
         return dataclasses.replace(self, **bound)
+
+    def never_saying(self, tokens: tuple[int, ...]) -> "Reasoner":
+        """Return the reasoner for which these tokens have the probability 0; `logits_of` gives theirs all the same."""
+        if not tokens:
+            return self
+
+        def logits(params, hidden_BLD):
+            return without_tokens(self.logits(params, hidden_BLD), tokens)
+
+        return dataclasses.replace(self, logits=logits, log_probs=functools.partial(self.log_probs, impossible=tokens))
 
 
 def _stacked(config: BackboneConfig, params: Params) -> Params:
@@ -155,7 +168,7 @@ def as_functions(module: LatentReasoner) -> Reasoner:
     def init(key):
         return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")["params"]
 
-    names = ("trace", "embed", "logits", "log_probs")
+    names = ("trace", "embed", "logits", "logits_of", "log_probs")
     return Reasoner(
         config=module.backbone.config,
         init=init,
@@ -226,6 +239,6 @@ class ModelConfig(Checked):
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
     scale: float | None = setting(None, above=0, note="None: the published one")
-    dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
-    remat: bool = setting(False, affects="nothing")
-    scan_layers: bool | None = setting(None, note="None: on accelerators", affects="nothing")
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    remat: bool = False
+    scan_layers: bool | None = setting(None, note="None: on accelerators")

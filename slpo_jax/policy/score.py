@@ -85,7 +85,7 @@ class Scores:
         token_log_probs: float32 [N, A], of the answer's tokens, the one that ended it included; anything after them.
         answer_log_prob: float32 [N], their sum.
         hidden: [N, A, D], of the positions that these tokens come out of.
-        halting_log_prob: float32 [N], of `LatentPolicy.halting_token` after a thought's last step; None without one.
+        halting_log_prob: float32 [N], of halting after a thought's last step; None where that has none.
     """
 
     actions: Action
@@ -256,16 +256,15 @@ def _read_out(policy: Policy, params, trajectories, packed: _Packed, over_passes
         answered = over_passes(answers.unpacked)(targeted)[..., closing:]
         hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
     halting = None
-    if last is not None and policy.latent_policy.halting_token is not None:
-        token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
-        halting = reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
+    if last is not None and policy.latent_policy.halting_log_prob is not None:
+        halting = policy.latent_policy.halting_log_prob(params, last[..., None, :])[..., 0]
     answer_log_prob = jnp.sum(answered, axis=-1, where=packed.spoken_NA)
     return Scores(passes.actions, passes.action_log_probs, answered, answer_log_prob, hidden_NAD, halting)
 
 
 def can_halt(policy: Policy) -> bool:
-    """Return whether thoughts that end before step T are chosen to by a token, which has a likelihood."""
-    return policy.latent_policy.halting_token is not None and policy.config.max_latents > 0
+    """Return whether thoughts that end before step T are chosen to, by a choice that has a likelihood."""
+    return policy.latent_policy.halting_log_prob is not None and policy.config.max_latents > 0
 
 
 def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:

@@ -11,7 +11,18 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
 from slpo_jax.rewards.equivalence import are_equivalent
-from slpo_jax.rewards.texts import LETTERS, compared, last_boxed, number_and_unit, said_choice, said_text, word
+from slpo_jax.rewards.texts import (
+    LETTERS,
+    bases,
+    compared,
+    last_boxed,
+    letter,
+    number_and_unit,
+    said_choice,
+    said_text,
+    without_typography,
+    word,
+)
 
 AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts", "choice"]
 AskedStyle = Literal["auto", "last_number", "boxed", "texts", "choice"]
@@ -96,7 +107,7 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             to be `-?NUMBER` from end to end. "last_number": the last number, which is never read in part, see
             `last_number`.
             "boxed": what the last `\boxed{...}` holds. "texts": what follows the last mark (`texts.said_text`).
-            "choice": the letter A to J behind the last mark, or the last one (`texts.said_choice`).
+            "choice": the letter A to Z behind the last mark, or the last one (`texts.said_choice`).
     Returns:
         the canonical decimal, the LaTeX as it stands, the text, or the letter; None where there is none.
     """
@@ -126,8 +137,8 @@ def last_number(text: str) -> str | None:
 
 def _choice(text: str) -> bytes:
     """Return the letter of an answer or a reference that has no words beside it: `(B)`, `B.`."""
-    letter = text.strip(_WHITESPACE + "().:[]")
-    return letter.encode() if len(letter) == 1 and letter in LETTERS else b""
+    bare_text = text.strip(_WHITESPACE + "().:[]")
+    return bare_text.encode() if len(bare_text) == 1 and bare_text in LETTERS else b""
 
 
 def are_right(answers: Sequence[str | None], references: Sequence[str], style: AnswerStyle) -> list[bool]:
@@ -185,21 +196,49 @@ def are_readable(references: Sequence[str]) -> list[bool]:
 
 def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
     """Tell which answers are equivalent to their references, by this module's grammar as far as it decides."""
-    unsettled, verdicts = list[tuple[str, str]](), list[bool | None]()
-    for answer, reference in pairs:
-        (value, unit), (target, expected) = number_and_unit(answer or ""), number_and_unit(reference)
-        if unit and expected and unit != expected:  # of letters side by side only math_verify knows
-            value, target = answer or "", reference
-        left, right = canonical_number(value), canonical_number(target)
-        if answer is None or (left and right and (left == right or "." not in left + right)):
-            verdicts.append(answer is not None and left == right)
-        elif word(answer) and word(answer) == word(reference):
-            verdicts.append(True)
-        else:  # decimals may be rounded differently; of an exponent or a leading +, say, only the grammar knows
-            verdicts.append(None)
-            unsettled.append((left or value, right or target))
+    unsettled: list[tuple[str, str]] = []
+    verdicts: list[bool | None] = []
+    for given, expected in pairs:
+        if given is None:
+            verdicts.append(False)
+            continue
+        answer = without_typography(given)
+        reference = without_typography(expected)
+        verdict = _equal_by_grammar(answer, reference)
+        verdicts.append(verdict)
+        if verdict is None:
+            # Decimals may be rounded differently; only the grammar knows an exponent or a leading plus.
+            value, target = _numbers(answer, reference)
+            unsettled.append((canonical_number(value) or value, canonical_number(target) or target))
     judged = iter(are_equivalent(unsettled))
     return [next(judged) if verdict is None else verdict for verdict in verdicts]
+
+
+def _equal_by_grammar(answer: str, reference: str) -> bool | None:
+    """Tell whether two expressions in LaTeX are equal, None where only math_verify can decide."""
+    # Another base is another answer; math_verify reads the digits alone.
+    if bases(answer) and bases(reference) and bases(answer) != bases(reference):
+        return False
+    # Whole numbers are equal or not; decimals only settle the matter when they are the same.
+    value, target = _numbers(answer, reference)
+    left = canonical_number(value)
+    right = canonical_number(target)
+    if left and right and (left == right or "." not in left + right):
+        return left == right
+    if letter(answer) and letter(reference):
+        return letter(answer) == letter(reference)
+    if word(answer) and word(answer) == word(reference):
+        return True
+    return None
+
+
+def _numbers(answer: str, reference: str) -> tuple[str, str]:
+    """Return two expressions without their units, unless they have different ones, which math_verify compares."""
+    value, unit = number_and_unit(answer)
+    target, expected_unit = number_and_unit(reference)
+    if unit and expected_unit and unit != expected_unit:
+        return answer, reference
+    return value, target
 
 
 STYLES: dict[AnswerStyle, Style] = {

@@ -1,8 +1,10 @@
 """Rewards that are functions of what they name: `question`, `answer`, `completion`, and any column of the record.
 
-One that names `completions` (or `prompts`) is asked of many at once, with lists, and gives a list, as TRL's are.
+One that names `completions` (or `prompts`, or `completion_ids`) is asked of many at once, with lists, and gives a list,
+as TRL's are. It gets a chat, a list of messages, where TRL would give one.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -19,8 +21,10 @@ Function = Callable[..., Any]
 
 _LARGEST = float(np.finfo(np.float32).max)
 _said = set[tuple[str, str]]()
-GIVEN = frozenset({"question", "answer", "steps", "completion", "completions", "prompts"})
+_LISTS = frozenset({"completions", "prompts", "completion_ids"})
+GIVEN = _LISTS | {"question", "answer", "steps", "completion", "latents", "truncated", "is_right"}
 """What is known of any problem and its completion; other names are columns."""
+_CHAT = "prompt"  # the column in which TRL's data sets have a chat
 
 
 class Asked(Protocol):
@@ -39,6 +43,24 @@ class Asked(Protocol):
     def columns(self) -> Mapping[str, Any]: ...
 
 
+class Written(NamedTuple):
+    """A completion, as far as a reward sees it.
+
+    Attributes:
+        text: without its end.
+        ids: its tokens, up to and including the one that ended it.
+        latents: how many its thought took.
+        truncated: whether no end came within the budget.
+        is_right: whether the rewards before this one count it as right.
+    """
+
+    text: str
+    ids: Sequence[int] = ()
+    latents: int = 0
+    truncated: bool = False
+    is_right: bool = False
+
+
 class Names(NamedTuple):
     """The arguments of a function.
 
@@ -47,17 +69,27 @@ class Names(NamedTuple):
         optional: those with one.
         everything: whether it takes all columns (`**columns`).
         is_batched: whether it is asked of many completions at once.
+        of_chats: whether its annotations say that completions are lists of messages.
     """
 
     needed: frozenset[str]
     optional: frozenset[str]
     everything: bool
     is_batched: bool
+    of_chats: bool
+
+    @property
+    def named(self) -> frozenset[str]:
+        """All arguments that have a name."""
+        return self.needed | self.optional
 
     @property
     def columns(self) -> frozenset[str] | None:
         """The columns that it can use; None for all."""
-        return None if self.everything else (self.needed | self.optional) - (GIVEN - {"steps"})
+        if self.everything:
+            return None
+        columns = self.named - (GIVEN - {"steps"})
+        return columns | {_CHAT} if self.is_batched else columns
 
     @property
     def needs_answer(self) -> bool:
@@ -92,9 +124,11 @@ def names_of(function: Function) -> Names:
     """Return the arguments that a function names.
 
     Raises:
-        UserError: that can't be told, or it takes arguments by their place.
+        UserError: that can't be told, it takes arguments by their place, or it has to be awaited.
     """
     name = name_of(function)
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise UserError(f"reward: {name} is an async function; give a plain one, which may call asyncio.run(..)")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -109,11 +143,13 @@ def names_of(function: Function) -> Names:
         )
     needed = frozenset(param.name for param in by_name if param.default is param.empty)
     optional = frozenset(param.name for param in by_name) - needed
-    return Names(needed, optional, everything, bool((needed | optional) & {"completions", "prompts"}))
+    annotations = [str(param.annotation) for param in by_name if param.name == "completions"]
+    of_chats = any("dict[" in annotation.lower() for annotation in annotations)
+    return Names(needed, optional, everything, bool((needed | optional) & _LISTS), of_chats)
 
 
 def calls_of(
-    function: Function, problems: Sequence[Asked], texts: Sequence[str], apart: bool = False
+    function: Function, problems: Sequence[Asked], completions: Sequence[Written], apart: bool = False
 ) -> list[dict[str, Any]]:
     """Return the arguments by name of each call for N verdicts: N calls, or one of lists for a function of many.
 
@@ -121,7 +157,7 @@ def calls_of(
         apart: of such a function too N, of lists with one.
     """
     names = names_of(function)
-    rows = [_arguments(names, problem, text) for problem, text in zip(problems, texts, strict=True)]
+    rows = [_arguments(names, problem, written) for problem, written in zip(problems, completions, strict=True)]
     if not names.is_batched:
         return rows
     if apart:
@@ -129,34 +165,51 @@ def calls_of(
     return [{name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}]
 
 
-def _arguments(names: Names, problem: Asked, text: str) -> dict[str, Any]:
-    completion = {"completions": text, "prompts": problem.question} if names.is_batched else {"completion": text}
-    fields = {"question": problem.question, "answer": problem.answer} | completion
-    row = {"steps": list(problem.steps), **problem.columns, **fields}
-    return row if names.everything else {name: row[name] for name in row if name in names.needed | names.optional}
+def _arguments(names: Names, problem: Asked, written: Written) -> dict[str, Any]:
+    row: dict[str, Any] = {"steps": list(problem.steps), **problem.columns}
+    row |= {"question": problem.question, "answer": problem.answer}
+    row |= {"latents": written.latents, "truncated": written.truncated}
+    if "is_right" in names.named:
+        row["is_right"] = written.is_right
+    if not names.is_batched:
+        row["completion"] = written.text
+    else:
+        prompt, completion = _turns(names, problem, written.text)
+        row |= {"prompts": prompt, "completions": completion, "completion_ids": list(written.ids)}
+    return row if names.everything else {name: row[name] for name in row if name in names.named}
+
+
+def _turns(names: Names, problem: Asked, text: str) -> tuple[Any, Any]:
+    """Return prompt and completion: chats where the record's prompt is one or the function asks for them."""
+    prompt = problem.columns.get(_CHAT)
+    is_chat = isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
+    if not (is_chat or names.of_chats):
+        return problem.question, text
+    asked = prompt if is_chat else [{"role": "user", "content": problem.question}]
+    return asked, [{"role": "assistant", "content": text}]
 
 
 def asked_of(
     function: Function,
     problems: Sequence[Asked],
-    texts: Sequence[str],
+    completions: Sequence[Written],
     name: str = "",
     processes: Processes | None = None,
-) -> list[float | None]:
+) -> list[float | Failed | None]:
     """Ask a function about completions; the one way in which any is asked.
 
     Args:
         function: of what it names, see above.
         problems: N.
-        texts: their completions.
+        completions: of each.
         name: what it is registered under, for messages; "" is its own.
         processes: of the function, which then is asked for each completion by itself; None: it is asked here.
     Returns:
-        N finite numbers; None for a failed verdict, of which a line says why.
+        N finite numbers; `Failed` where it failed, of which a line says why; None where it gave no verdict.
     Raises:
         UserError: it gives something else than a finite number, or another number of them.
     """
-    calls, name = calls_of(function, problems, texts, apart=processes is not None), name or name_of(function)
+    calls, name = calls_of(function, problems, completions, apart=processes is not None), name or name_of(function)
     if processes is None:
         values = [_called(function, arguments) for arguments in calls]
     else:
@@ -165,8 +218,12 @@ def asked_of(
         except CantRun as error:
             raise cant_run(name, error) from error
     for reason in dict.fromkeys(value.reason for value in values if isinstance(value, Failed)):
-        say_failure(name, reason)
-    return verdicts_of(function, values, problems, name)
+        kind = reason.partition(":")[0]
+        _say_once(name, kind, f"reward: {name} failed on a completion, which isn't judged: {reason}")
+    verdicts = verdicts_of(function, values, problems, name)
+    if None in verdicts:
+        _say_once(name, "", f"reward: {name} gave None on a completion, which counts as not applicable")
+    return verdicts
 
 
 def _called(function: Function, arguments: dict[str, Any]) -> Any:
@@ -184,21 +241,24 @@ def cant_run(name: str, error: CantRun) -> UserError:
     )
 
 
-def verdicts_of(function: Function, results: Sequence[Any], problems: Sequence[Asked], name: str) -> list[float | None]:
-    """Return N verdicts from the results of `calls_of`'s calls, None where one failed; see `asked_of`."""
+def verdicts_of(
+    function: Function, results: Sequence[Any], problems: Sequence[Asked], name: str
+) -> list[float | Failed | None]:
+    """Return N verdicts from the results of `calls_of`'s calls; see `asked_of`."""
     values, size = list[Any](), len(problems) // max(len(results), 1)
+    is_batched = names_of(function).is_batched
     for value in results:
         if isinstance(value, Failed):
-            values += [None] * size
+            values += [value] * size
         else:
-            values += _listed(name, value, size) if names_of(function).is_batched else [value]
+            values += _listed(name, value, size) if is_batched else [value]
     return [_number(name, value, problem) for value, problem in zip(values, problems, strict=True)]
 
 
 def _listed(name: str, values: Any, expected: int) -> list[Any]:
     """Check the verdicts of a function of many completions, and list them."""
     try:
-        count = None if isinstance(values, str) else len(values)
+        count = None if isinstance(values, str | Mapping) else len(values)
     except TypeError:
         count = None
     if count != expected:
@@ -208,19 +268,24 @@ def _listed(name: str, values: Any, expected: int) -> list[Any]:
     return list(values)
 
 
-def _number(name: str, value: Any, problem: Asked) -> float | None:
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float | np.integer | np.floating | np.bool_)
-    if not is_number or not abs(value) <= _LARGEST:
-        shown = "an integer beyond float32" if isinstance(value, int) else repr(value)[:40]
+def _number(name: str, value: Any, problem: Asked) -> float | Failed | None:
+    """Read a verdict: a number, an array or tensor of one, or a dict with a `score`, as verl's functions give."""
+    if isinstance(value, Mapping) and "score" in value:
+        value = value["score"]
+    if value is None or isinstance(value, Failed):
+        return value
+    number = value
+    if callable(getattr(value, "item", None)):
+        with contextlib.suppress(ValueError, RuntimeError):  # of several elements
+            number = value.item()
+    if not isinstance(number, int | float) or not abs(number) <= _LARGEST:
+        shown = "an integer beyond float32" if isinstance(value, int) else " ".join(repr(value).split())[:40]
         raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")
-    return float(value)
+    return float(number)
 
 
-def say_failure(name: str, reason: str) -> None:
-    """Log the first verdict of its kind that failed; it earns 0, and `reward_failed` counts it."""
-    kind = name, reason.partition(":")[0]
-    if kind not in _said:
-        _said.add(kind)
-        logging.warning("reward: %s failed on a completion, which earns 0: %s", name, reason)
+def _say_once(name: str, kind: str, line: str) -> None:
+    """Log the first of its kind: of the verdicts that failed, or that weren't given."""
+    if (name, kind) not in _said:
+        _said.add((name, kind))
+        logging.warning("%s", line)

@@ -2,8 +2,6 @@
 
 import copy
 import functools
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,8 +11,9 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
-from slpo_jax.rewards.functions import Asked, Function, asked_of, cant_run, name_of, names_of
-from slpo_jax.rewards.processes import CantRun, Limits, Processes
+from slpo_jax.rewards.functions import Asked, Function, Written, asked_of, cant_run, name_of, names_of
+from slpo_jax.rewards.processes import CantRun, Failed, Limits, Processes
+from slpo_jax.rewards.relative_length import RELATIVE_LENGTH, relative_length
 from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, countdown, countdown_reference, gym, reaches_goal
 from slpo_jax.rewards.verifier import ON_DEVICE, Judge, is_end, judged, padded_table, text_table
 
@@ -53,6 +52,11 @@ class RewardEntry(NamedTuple):
         return self.function is None or names_of(self.function).needs_answer
 
     @property
+    def follows(self) -> bool:
+        """Whether it has to know what the rewards before it count as right."""
+        return self.function is not None and "is_right" in names_of(self.function).needed
+
+    @property
     def columns(self) -> frozenset[str] | None:
         """The columns of a record that it can use; None for all."""
         return frozenset() if self.function is None else names_of(self.function).columns
@@ -63,14 +67,15 @@ REWARDS: dict[str, RewardEntry] = {
     CORRECT: RewardEntry(None),
     COUNTDOWN: RewardEntry(countdown, DeviceReward(text_table, countdown_reference, reaches_goal)),
     GYM: RewardEntry(gym),
+    RELATIVE_LENGTH: RewardEntry(relative_length),
 }
 """By name what a completion earns (`config.reward`, `config.rewards`)."""
 
 Weighted = Sequence[tuple[str, float]]
-"""Names in `REWARDS`, each with its weight; the first says what is right."""
+"""Names in `REWARDS`, each with its weight; the first that gives a verdict says what is right."""
 
 _MOST_SEEN = 1 << 16  # completions that are remembered
-_FIRST = 16  # verdicts, of which one at least has to be given
+_TRUNCATED = Failed("it is truncated")  # the verdict of a reward that is asked of whole completions alone
 
 
 class Reading(NamedTuple):
@@ -81,28 +86,35 @@ class Reading(NamedTuple):
         text: without an end token.
         answer: as `parse_completion` reads it; None where there is none.
         cut: whether no end came within the budget, so that there is no answer. Its text is worth showing.
+        latents: how many its thought took.
     """
 
     ids: list[int]
     text: str
     answer: str | None
     cut: bool
+    latents: int = 0
 
 
 class Verdicts(NamedTuple):
     """The rewards of N completions.
 
     Attributes:
-        total: float32 [N], the weighted sum.
-        by_name: float32 [N] of each reward, without its weight.
-        failed: bool [N], where one gave no verdict, so that it earns nothing of it.
-        seconds: that judging took.
+        total: float32 [N], the weighted sum of the verdicts; 0 of an unjudged one.
+        by_name: float32 [N] of each reward, without its weight; NaN where it gave no verdict.
+        right: bool [N], see `Reward.right`.
+        unjudged: bool [N]: a reward failed, wasn't asked as the completion is truncated, or gave None where it judged
+            another completion of the problem; or no reward gave a verdict.
+        cut: bool [N], truncated.
+        failed: bool [N], where a reward failed.
     """
 
     total: np.ndarray
     by_name: dict[str, np.ndarray]
+    right: np.ndarray
+    unjudged: np.ndarray
+    cut: np.ndarray
     failed: np.ndarray
-    seconds: float
 
 
 class Reward:
@@ -135,7 +147,6 @@ class Reward:
         self._most, self._limits = max(processes, int(seconds > 0)), Limits(seconds)
         self._processes = self._made()
         self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
-        self._given, self._missing = Counter[str](), Counter[str]()
         self.on_device: RewardFn | None = None
         if self._device is not None:
             table_VL, judge = self._device.table(token_bytes), self._device.judge
@@ -165,18 +176,11 @@ class Reward:
         if not callable(reward) and reward not in REWARDS:
             raise UserError(f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function")
         name, entry = (name_of(reward), RewardEntry(reward)) if callable(reward) else (reward, REWARDS[reward])
+        if entry.follows:
+            raise UserError(f"reward: {name} has to know what is right; give a reward that says so by itself")
         judge = copy.copy(self)
         judge.entries, judge._weights, judge.on_device = {name: entry}, {name: 1.0}, None
         judge._processes = judge._made()
-        judge._given, judge._missing = Counter[str](), Counter[str]()
-        return judge
-
-    @property
-    def first(self) -> "Reward":
-        """The reward that says what is right, alone and on the host."""
-        (name, entry), *_ = self.entries.items()
-        judge = copy.copy(self)
-        judge.entries, judge._weights, judge.on_device = {name: entry}, {name: 1.0}, None
         return judge
 
     def _made(self) -> dict[str, Processes]:
@@ -186,6 +190,7 @@ class Reward:
             UserError: one can't be sent there.
         """
         functions = {name: entry.function for name, entry in self.entries.items() if entry.function and self._most}
+        functions.pop(RELATIVE_LENGTH, None)  # which compares the completions of a batch
         processes = {}
         for name, function in functions.items():
             try:
@@ -216,15 +221,15 @@ class Reward:
 
     def on_host(self, tokens_NA: np.ndarray, problems: Sequence[Asked]) -> np.ndarray:
         """Return the rewards of N completions, float32 [N]."""
-        return self.verdicts(tokens_NA, problems).total
+        return self.judged([self.read(tokens) for tokens in tokens_NA], problems).total
 
-    def verdicts(self, tokens_NA: np.ndarray, problems: Sequence[Asked]) -> Verdicts:
-        """Return the rewards of N completions, by name."""
-        return self.judged([self.read(tokens) for tokens in tokens_NA], problems)
+    def read(self, tokens_A: np.ndarray, latents: int = 0) -> Reading:
+        """Read a completion, each distinct one once. Ids below 0 are no tokens.
 
-    def read(self, tokens_A: np.ndarray) -> Reading:
-        """Read a completion, each distinct one once. Ids below 0 are no tokens."""
-        return self._read(tuple(tokens_A.tolist()))
+        Args:
+            latents: how many its thought took.
+        """
+        return self._read(tuple(tokens_A.tolist()))._replace(latents=int(latents))
 
     def _read_once(self, tokens: tuple[int, ...]) -> Reading:
         ids = [token for token in tokens if token >= 0]
@@ -232,47 +237,67 @@ class Reward:
         answer = parse_completion(completion.text, self.style) if completion.ended else None
         return Reading(ids[: completion.tokens], completion.text, answer, not completion.ended)
 
-    def judged(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> Verdicts:
-        """Judge completions; one that is cut earns nothing.
+    def judged(self, readings: Sequence[Reading], problems: Sequence[Asked], with_truncated: bool = False) -> Verdicts:
+        """Judge completions.
 
+        Args:
+            with_truncated: a truncated one is judged as if its text had ended.
         Raises:
-            UserError: a function gives something else than a finite number, or no verdict on any of the first.
+            UserError: a function gives something else than a finite number.
         """
-        start, failed = time.perf_counter(), np.zeros(len(readings), bool)
-        by_name, total = dict[str, np.ndarray](), np.zeros(len(readings))
+        if with_truncated:
+            readings = [self._as_ended(reading) for reading in readings]
+        count = len(readings)
+        total, by_name = np.zeros(count), dict[str, np.ndarray]()
+        failed, unjudged, decided, right = (np.zeros(count, bool) for _ in range(4))
         for name in self.entries:
-            values = self._values(name, readings, problems)
-            failed |= np.array([value is None for value in values], bool)
-            by_name[name] = np.array([value or 0.0 for value in values], np.float32)
-            total += self._weights[name] * by_name[name]
-        return Verdicts(total.astype(np.float32), by_name, failed, time.perf_counter() - start)
+            verdicts = self._asked(name, readings, problems, right)
+            values = _values(verdicts)
+            is_given = ~np.isnan(values)
+            is_lost = _lost(verdicts, problems)
+            failed |= np.array([isinstance(x, Failed) and x is not _TRUNCATED for x in verdicts], bool)
+            unjudged |= is_lost
+            # The first reward that could say what is right has said so.
+            right |= ~decided & (values >= 1)
+            decided |= is_given | is_lost
+            total += self._weights[name] * np.where(is_given, values, 0.0)
+            by_name[name] = values.astype(np.float32)
+        unjudged |= ~decided
+        cut = np.array([reading.cut for reading in readings], bool)
+        total = np.where(unjudged, 0.0, total).astype(np.float32)
+        return Verdicts(total, by_name, right & ~cut, unjudged, cut, failed)
 
-    def tried(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> Verdicts:
-        """Judge as `judged` does, apart from its first verdicts, of which one at least has to be given."""
-        judge = copy.copy(self)
-        judge._given, judge._missing = Counter[str](), Counter[str]()
-        return judge.judged(readings, problems)
+    def _as_ended(self, reading: Reading) -> Reading:
+        answer = parse_completion(reading.text, self.style) if reading.cut else reading.answer
+        return reading._replace(answer=answer, cut=False)
 
-    def _values(self, name: str, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[float | None]:
-        """Ask one reward; None where it gave no verdict."""
+    def _asked(
+        self, name: str, readings: Sequence[Reading], problems: Sequence[Asked], right: np.ndarray
+    ) -> list[float | Failed | None]:
+        """Ask one reward; a function of many completions sees the truncated ones too, a function of one if it says so.
+
+        Args:
+            right: bool [N], what the rewards before it count as right.
+        """
         function = self.entries[name].function
         if function is None:
             references = [problem.answer for problem in problems]
-            return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))
-        rows = [(problem, reading.text) for reading, problem in zip(readings, problems, strict=True) if not reading.cut]
-        processes, values = self._processes.get(name), list[float | None]()
-        # One that always takes too long is to be known before it has been asked of a whole batch.
-        first = max(_FIRST - self._given[name], 0) if processes else 0
-        for part in filter(None, (rows[:first], rows[first:])):
-            verdicts = asked_of(function, [problem for problem, _ in part], [text for _, text in part], name, processes)
-            values += verdicts
-            self._given[name] += len(verdicts)
-            self._missing[name] += verdicts.count(None)
-            if self._missing[name] == (count := self._given[name]) >= _FIRST:
-                fault = f"{name} gave no verdict (an error, or None) on any of its first {count} completions"
-                raise UserError(f"config.reward: {fault}; mend it")
-        outcomes = iter(values)
-        return [0.0 if reading.cut else next(outcomes) for reading in readings]
+            return [*map(float, are_right([reading.answer for reading in readings], references, self.style))]
+        names = names_of(function)
+        judges_cut = "truncated" in names.named
+        places = [i for i, reading in enumerate(readings) if judges_cut or names.is_batched or not reading.cut]
+        completions = [
+            Written(reading.text, reading.ids, reading.latents, reading.cut, bool(is_right))
+            for reading, is_right in zip(readings, right, strict=True)
+        ]
+        verdicts: list[float | Failed | None] = [_TRUNCATED] * len(readings)
+        if places:
+            asked = [problems[i] for i in places], [completions[i] for i in places]
+            given = asked_of(function, *asked, name, self._processes.get(name))
+            for place, verdict in zip(places, given, strict=True):
+                if judges_cut or not readings[place].cut:
+                    verdicts[place] = verdict
+        return verdicts
 
     def unearned(self, answers: Sequence[Sequence[int]], problems: Sequence[Asked]) -> list[int]:
         """Return places of references that their very text does not earn; none where functions alone say what is right.
@@ -293,5 +318,33 @@ class Reward:
         return [place for place, problem in enumerate(problems) if problem.answer in unread]
 
     def right(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[bool]:
-        """Tell which completions an evaluation counts as right: those that earn 1 or more of the first reward."""
-        return [(value or 0) >= 1 for value in self._values(next(iter(self.entries)), readings, problems)]
+        """Tell which completions count as right: those that earn 1 or more of the first reward with a verdict on them.
+
+        A reward that gives None leaves it to the next one; where one fails, and of a truncated one, it is not right.
+        """
+        open_, right = np.array([not reading.cut for reading in readings], bool), np.zeros(len(readings), bool)
+        for name in self.entries:
+            if not open_.any():
+                break
+            verdicts = self._asked(name, readings, problems, right)
+            right |= open_ & (_values(verdicts) >= 1)
+            open_ &= np.array([verdict is None for verdict in verdicts], bool)
+        return right.tolist()
+
+
+def _values(verdicts: Sequence[float | Failed | None]) -> np.ndarray:
+    """Return the numbers among verdicts, float64 [N], NaN for what is none."""
+    return np.array([verdict if isinstance(verdict, float) else np.nan for verdict in verdicts], np.float64)
+
+
+def _lost(verdicts: Sequence[float | Failed | None], problems: Sequence[Asked]) -> np.ndarray:
+    """Tell, bool [N], which verdicts are missing: those that failed, and None where the problem has others."""
+    pairs = zip(problems, verdicts, strict=True)
+    judged = {id(problem) for problem, verdict in pairs if isinstance(verdict, float)}
+    return np.array(
+        [
+            isinstance(verdict, Failed) or (verdict is None and id(problem) in judged)
+            for problem, verdict in zip(problems, verdicts, strict=True)
+        ],
+        bool,
+    )

@@ -6,15 +6,27 @@ backquotes there; periods at the end are no part of an answer, and the case of A
 """
 
 import re
+import string
 
-# Behind the last of these an answer stands: COCONUT's and GSM8K's (but not in C#), CODI's, and CoLaR's.
-MARKS = (b"# ", b"answer is:", b"answer:", b"answer**:")
-_MARK = re.compile(r"#(?=[ \t\n\r\v\f]|\Z)|answer(?:[ \t\n\r\v\f]+is:|(?:\*\*)?:)", re.IGNORECASE | re.ASCII)
+# Behind the last of these an answer stands: COCONUT's and GSM8K's (but not in C#), CODI's, CoLaR's, those of sentences
+# and tags.
+MARKS = (b"# ", b"answer is:", b"answer:", b"answer**:", b"answer is ", b"<answer>", b"</think>")
+# Behind these too, as far as the brace that closes them.
+BOXES = (b"\\boxed{", b"\\boxed{\\text{")
+END_TAG = b"</answer>"
+"""Where an answer ends, whatever it stands behind."""
+_MARK = re.compile(
+    r"#(?=[ \t\n\r\v\f]|\Z)|answer(?:[ \t\n\r\v\f]+is(?::|(?=[ \t\n\r\v\f]|\Z))|(?:\*\*)?:)|<answer>|</think>"
+    r"|(?P<box>\\boxed\{(?:\\text\{)?)",
+    re.IGNORECASE | re.ASCII,
+)
+_END_TAG = re.compile(END_TAG.decode(), re.IGNORECASE | re.ASCII)
+_OPEN_OR_CLOSE = re.compile(r"(?<!\\)[{}]")
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 BESIDE = " *`"
 """What makes no difference at both ends of a text."""
 
-LETTERS = "ABCDEFGHIJ"
+LETTERS = string.ascii_uppercase
 # Behind these the letter of a choice stands, in a text whose white space is single spaces.
 CHOICE_MARKS = tuple(f"answer{bold}{sign}".encode() for bold in ("", "**") for sign in (" is", ":", " :", "=", " ="))
 _CHOICE_MARK = r"answer(?:\*\*)?(?: is(?![\w'])| ?[:=])"
@@ -34,16 +46,29 @@ def normal_text(text: str) -> str:
 
 
 def said_text(text: str) -> str:
-    """Return a completion's answer, as `normal_text`: what follows its last mark, all of it without one."""
+    """Return a completion's answer, as `normal_text`: what follows its last mark, all of it without one.
+
+    It ends at a closing tag, and in a box at the brace that closes it; a brace behind a backslash is a character.
+    """
     text = text.replace("\0", "")
-    ends = [match.end() for match in _MARK.finditer(text)]
-    return normal_text(text[ends[-1] if ends else 0 :])
+    marks = list(_MARK.finditer(text))
+    answer = text[marks[-1].end() :] if marks else text
+    if end := _END_TAG.search(answer):
+        answer = answer[: end.start()]
+    if marks and marks[-1]["box"]:
+        depth = 0
+        for brace in _OPEN_OR_CLOSE.finditer(answer):
+            depth += 1 if brace[0] == "{" else -1
+            if depth < 0:
+                answer = answer[: brace.start()]
+                break
+    return normal_text(answer)
 
 
 def said_choice(text: str) -> str | None:
     """Return the choice of a completion: the first letter behind the last mark that has one, or the last letter.
 
-    A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches, and that is no word, as in
+    A letter is a capital A to Z that no ASCII letter, digit, `_` or apostrophe touches, and that is no word, as in
     "A cat" and "I think".
     """
     last, behind, is_behind = None, None, False
@@ -90,8 +115,12 @@ _WITH_UNIT = re.compile(
     r"(?P<number>-?(?:[0-9][0-9.,]*(?:/[0-9]+)?|\\[dt]?frac\{?[0-9]+\}?\{?[0-9]+\}?))(?P<apart>\s*)"
     rf"(?P<unit>{_UNIT}(?:\s*(?:[/*\u00b7]|\\cdot|\bper\b|\s)\s*{_UNIT})*)"
 )
-_ROMAN = re.compile(r"\\(?:text|mathrm|textrm|operatorname|rm|mbox)\s*\{([^{}]*)\}")
+_ROMAN = re.compile(r"\\(?:text|textbf|mathrm|textrm|mathbf|operatorname|rm|mbox)\s*\{([^{}]*)\}")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\quad")
+# Three digits behind a thin space, a blank or `{,}` belong to the number before them.
+_THOUSANDS = re.compile(r"(?<![0-9.,_^])[0-9]{1,3}(?:(?:\s*(?:\\[,;:! ]|~|\{,\})\s*|\s+)[0-9]{3})+(?![0-9])")
+_FINAL_PERIOD = re.compile(r"(?<![.\\\s])\s*\.\s*\Z")
+_BASE = re.compile(r"(?<![A-Za-z\\])[0-9A-F]*[0-9][0-9A-F]*\s*_\s*(?:\{\s*)?\(?([0-9]+)")
 _LONGEST = 100  # characters of words
 _WORD = re.compile(r"(?:[A-Za-z]{3,}|[Nn][Oo])(?: [A-Za-z]+)*")
 
@@ -116,6 +145,23 @@ def bare(text: str) -> str:
     r"""Remove the `$`, `\(`, `\[`, `**` or backquotes that are around all of an answer."""
     match = _DELIMITED.fullmatch(text.strip())
     return bare(next(filter(None, match.groups()))) if match else text.strip().removeprefix("\\" * ("\\$" in text))
+
+
+def without_typography(latex: str) -> str:
+    r"""Write LaTeX without a final period and with numbers in one piece: `1000` for `1\,000.`, `1 000`, `1{,}000`."""
+    joined = _THOUSANDS.sub(lambda match: re.sub("[^0-9]", "", match[0]), latex)
+    return _FINAL_PERIOD.sub("", joined)
+
+
+def bases(latex: str) -> list[str]:
+    """Return the bases that numbers are written in, sorted: `["8"]` for `2516_8` and `2516_{(8)}`."""
+    return sorted(match[1] for match in _BASE.finditer(latex))
+
+
+def letter(latex: str) -> str:
+    r"""Return the capital letter that LaTeX is, such as "B" for `\text{(B).}`; "" for anything else."""
+    text = _ROMAN.sub(r"\1", latex).strip(_WHITESPACE + "().:[]*$")
+    return text if re.fullmatch("[A-Z]", text) else ""
 
 
 def number_and_unit(latex: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.rewards.answers import AnswerStyle
-from slpo_jax.rewards.texts import BESIDE, CHOICE_MARKS, FOLLOWING, LETTERS, MARKS, written
+from slpo_jax.rewards.texts import BESIDE, BOXES, CHOICE_MARKS, END_TAG, FOLLOWING, LETTERS, MARKS, written
 
 # What the table has for each byte. Beside a number, the bytes of one line are alike; see `answers.last_number`.
 _ALIKE = {
@@ -199,11 +199,30 @@ def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
 def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return a completion's bytes [N] with single spaces, and where `said_text` of it begins and ends there."""
     bytes_N = _with_single_spaces(bytes_N)
-    indices_N, beside_N = jnp.arange(bytes_N.size), _in(bytes_N, BESIDE.encode() + b"\0")
-    ends_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in MARKS])
-    begin = jnp.where(~beside_N & (indices_N >= ends_MN.max()), indices_N, bytes_N.size).min()
-    end = jnp.where(~beside_N & (bytes_N != ord(".")) & (indices_N >= begin), indices_N + 1, 0).max()
-    return bytes_N, begin, end
+    indices_N = jnp.arange(bytes_N.size)
+    # The answer stands behind the last mark.
+    box_start = _last_end(bytes_N, BOXES)
+    start = jnp.maximum(_last_end(bytes_N, MARKS), box_start)
+    behind_N = indices_N >= start
+    # It ends at a closing tag, and in a box at the first brace that nothing in the box has opened.
+    is_box = (box_start == start) & (start > 0)
+    counted_N = behind_N & is_box & (before(bytes_N) != ord("\\"))
+    opens_N = counted_N & (bytes_N == ord("{"))
+    closes_N = counted_N & (bytes_N == ord("}"))
+    depth_N = jnp.cumsum(opens_N.astype(jnp.int32) - closes_N)
+    stop = jnp.minimum(_first(depth_N < 0), _first(behind_N & _matches(bytes_N, END_TAG)))
+    # What stands beside it at both ends is no part of it.
+    inked_N = behind_N & (indices_N < stop) & ~_in(bytes_N, BESIDE.encode() + b"\0")
+    begin = _first(inked_N)
+    end = jnp.where(inked_N & (bytes_N != ord(".")), indices_N + 1, 0).max()
+    return bytes_N, begin, jnp.maximum(end, begin)
+
+
+def _last_end(bytes_N: jax.Array, marks: Sequence[bytes]) -> jax.Array:
+    """Return the place behind the last of some marks, 0 without any."""
+    indices_N = jnp.arange(bytes_N.size)
+    ends_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in marks])
+    return ends_MN.max()
 
 
 def _with_single_spaces(bytes_N: jax.Array) -> jax.Array:

@@ -46,6 +46,12 @@ def in_words(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def obey() -> None:
+    """Take signals as a Python program does that has no handlers of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def apart(pipe: int) -> None:
     """End with the one who asks, at once, and with nobody else; leave the standard streams to the function.
 
@@ -53,7 +59,7 @@ def apart(pipe: int) -> None:
         pipe: that it asks by.
     """
     # The one who asked ends its step before it obeys a signal to all, and needs the verdicts. Programs that the
-    # function starts are to obey theirs, so these aren't ignored.
+    # function starts are to obey theirs, so these aren't ignored: a handler doesn't outlive `exec`.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -66,6 +72,8 @@ def apart(pipe: int) -> None:
         os.close(pipe)
         os.read(0, 1)
         os.killpg(0, signal.SIGKILL)
+    # A process that the function forks, such as one of a pool, is to obey its signals.
+    os.register_at_fork(after_in_child=obey)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)

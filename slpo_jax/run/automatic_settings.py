@@ -127,6 +127,8 @@ def thought_of(measured: Measured) -> Choice:
     if not measured.architecture.has_latents:
         nothing = dict.fromkeys(("max_latents", "imitate.c_thought", "imitate.max_latent_stage"), 0)
         return Choice({**nothing, "min_latents": 1}, "it thinks in words")
+    if measured.architecture.default_recipe == "adalr":
+        return _adaptive(measured)
     if measured.latent_policy:
         speed = measured.or_given("prompt.speed", 2)
         usual = _quantile([w - a for w, a in zip(measured.written, measured.answers, strict=False)], 0.9)
@@ -153,6 +155,23 @@ def thought_of(measured: Measured) -> Choice:
     return Choice(
         values, why if usual else "problems hardly have steps: answers alone are imitated, after some latents"
     )
+
+
+def _adaptive(measured: Measured) -> Choice:
+    """Choose one latent for each step and, on a pretrained model, AdaLR's five further ones."""
+    usual = _quantile(measured.steps, 0.9)
+    further = 5 if measured.parameters else 0
+    most = measured.or_given("max_latents", max(further + usual, 1))
+    values = {
+        "max_latents": most,
+        "min_latents": 1,
+        "imitate.adalr.latents": further,
+        "imitate.adalr.latents_a_step": 1,
+        "imitate.adalr.most": most,
+    }
+    if usual:
+        values |= _distilled(measured, usual)
+    return Choice(values, f"nine of ten problems have up to {usual} steps; there are {further} latents and one a step")
 
 
 def _distilled(measured: Measured, usual: int) -> dict[str, Any]:

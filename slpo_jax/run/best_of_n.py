@@ -5,7 +5,7 @@ from slpo_jax.models.parts import REASONER
 from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.run.experiment import Stage
-from slpo_jax.run.train_stage import host_reward, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.run.train_stage import host_rightness, prompted_batches, stage_params, state_and_step, train_stage
 from slpo_jax.runtime.mesh import replicate
 from slpo_jax.stages import IMITATE
 from slpo_jax.training.host_rewards import HostVerdicts
@@ -41,7 +41,7 @@ def train(stage: Stage) -> None:
     start = stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
     on_device, mesh = experiment.reward.on_device, experiment.mesh
-    host_verdicts = None if on_device else HostVerdicts(host_reward(experiment, first=True), mesh)
+    host_verdicts = None if on_device else HostVerdicts(host_rightness(experiment), mesh)
     choose = make_choice(policy, on_device, config, mesh, host_verdicts)
     key = replicate(noise.stream_key(experiment.key, stage.name, 0), experiment.mesh)
 

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 
 from slpo_jax.run.experiment import Stage
-from slpo_jax.run.train_stage import host_reward, prompted_batches, stage_params, state_and_step, train_stage
-from slpo_jax.training.gate_training import candidates_of, make_improvement, make_loss
+from slpo_jax.run.train_stage import host_rightness, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.training.gate_training import make_improvement, make_loss, with_lengths
 from slpo_jax.training.host_rewards import make_host_step
 
 
@@ -23,8 +23,8 @@ def train(stage: Stage) -> None:
         loss_fn, make = make_loss(policy, experiment.reward.on_device, config), None
     else:
         loss_fn = make_improvement(policy, config)
-        sample = functools.partial(candidates_of, policy, config)
-        make = functools.partial(make_host_step, sample=sample, host_reward=host_reward(experiment, first=True))
+        sample = functools.partial(with_lengths, policy, config)
+        make = functools.partial(make_host_step, sample=sample, host_reward=host_rightness(experiment))
     state, step_fn = state_and_step(stage, params, experiment.trained_by(stage.section, params), loss_fn, make)
     del params  # the state has its own
     train_stage(stage, state, step_fn, prompted_batches(stage), patience=stage.settings.patience)

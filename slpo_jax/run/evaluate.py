@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,8 @@ import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding
 
-from slpo_jax.checkpoints.decode_settings import is_as_trained
 from slpo_jax.checkpoints.identity import read_reward_model
+from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
@@ -31,15 +32,25 @@ from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.scorers import PART, SCORERS, begun
-from slpo_jax.run.experiment import Experiment, reported_settings, rows, trained_with
+from slpo_jax.run.experiment import Experiment, reported_settings, rows
 from slpo_jax.run.latent_rm import manifest_of
-from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
+from slpo_jax.run.provenance import (
+    check_models,
+    check_start,
+    checkpoint_digest,
+    evaluated_settings,
+    is_as_trained,
+    problems_facts,
+    trained_with,
+)
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import EVAL
 from slpo_jax.run.train_stage import note_cuts, stage_params, validation_accuracy
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, replicate
 from slpo_jax.runtime.progress import begin
+
+_COMPLETIONS = 8  # of each set that the trackers get
 
 
 def check_evaluation(experiment: Experiment) -> None:
@@ -105,8 +116,29 @@ def run_evaluate(experiment: Experiment) -> None:
     if hosts.is_first():
         for name in experiment.tests:
             _copy(workdir.set_files(name, report_rows[-1].name), workdir.set_files(name))
-        write_report(workdir.root)
+        report = write_report(workdir.root)
+        config = experiment.config
+        completions = [row for name in experiment.tests for row in _some_completions(workdir, name, report_rows[-1])]
+        experiment.log.report(config.trackers, values(config), _final_figures(report["eval"]), completions)
     hosts.barrier("report")
+
+
+def _final_figures(evaluated: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """Return Acc and Pass@k, shares of 1, by SET/ROW/FIGURE, from the report's figures by row and set."""
+    figures = {}
+    for row, sets in evaluated.items():
+        for name, found in sets.items():
+            shown = [key for key in found if re.fullmatch(r"acc|pass@\d+", key)]
+            figures |= {f"{name}/{row}/{key}": float(found[key]) for key in shown}
+    return figures
+
+
+def _some_completions(workdir: Workdir, name: str, row: Row) -> list[dict[str, str]]:
+    """Return a row's first answers without noise to a set's problems, as texts by column, for the trackers."""
+    with workdir.set_files(name, row.name).records.open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in itertools.islice(lines, _COMPLETIONS)]
+    columns = ("question", "completion", "reference", "correct")
+    return [{"set": name, "row": row.name} | {key: str(record[key]) for key in columns} for record in records]
 
 
 class _Evaluation:

@@ -8,13 +8,14 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.checkpoints.decode_settings import adopt_original
-from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.identity import Identity, identify
+from slpo_jax.checkpoints.saved_config import differences, say_differences
 from slpo_jax.config.config import Config, own_latents, rl_of
+from slpo_jax.config.keys import flat_values, rollout_settings
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
-from slpo_jax.io.files import as_json, flatten
+from slpo_jax.io.files import as_json, check_utf8, flatten
 from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.runtime import hosts
@@ -22,6 +23,7 @@ from slpo_jax.stages import (
     ABOUT,
     COLD_START,
     CONTROL,
+    EVALUATE,
     IMITATE,
     LATENT_RM,
     NO_THOUGHT,
@@ -58,7 +60,7 @@ class Experiment(Setup):
     @property
     def left(self) -> list["Stage"]:
         """The stages that the config asks for and that are not finished."""
-        return [stage for stage in self.wanted if not stage.folder.is_finished]
+        return [stage for stage in self.wanted if not stage.is_done]
 
     @property
     def finished(self) -> list["Stage"]:
@@ -92,6 +94,29 @@ class Stage:
     def folder(self) -> StageFolder:
         """The folder of its checkpoints."""
         return self.experiment.workdir.stage_folder(self.name)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was run to its end, and the config asks for no further steps."""
+        return self.folder.is_finished and not self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the steps of the stage rl were raised, which this one goes on for.
+
+        Not where the learning rate falls to the last step, nor where adapters are merged already.
+        """
+        config = self.experiment.config
+        if self.section == RL:
+            steps, schedule = self.settings.steps, self.settings.optimizer.schedule
+        elif self.name == CONTROL:
+            steps, schedule = config.rl.steps, config.imitate.optimizer.schedule
+        else:
+            return False
+        has_begun = self.folder.config.is_file()
+        if not has_begun or schedule != "constant" or (self.section == RL and config.rl.lora.rank):
+            return False
+        return self.folder.read_config()["rl"]["steps"] < steps
 
     @functools.cached_property
     def settings(self) -> Any:
@@ -136,11 +161,12 @@ def build(config: Config, workdir: Path) -> Experiment:
     Raises:
         UserError: a key's value can't be used.
     """
+    check_utf8(workdir, "--workdir=")
     paths, identity = Workdir(workdir), None
     if config.init:
         identity = identify(config.init, config.base, config.lora_alpha)
         config = changed(config, {"init": identity.source})
-    config, lines = adopt_original(config, identity, paths)
+    lines = _used_otherwise(config, identity, paths)
     if config.base and not (identity and identity.base):
         why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
         lines.append(f"config.base: {config.base} is not used, {why}")
@@ -152,6 +178,21 @@ def build(config: Config, workdir: Path) -> Experiment:
     except OSError as error:
         raise UserError(f"--workdir={workdir}: is no directory to write to ({error.strerror}); give another") from None
     return Experiment(**vars(setup), workdir=paths, log=MetricsLog(paths))
+
+
+def _used_otherwise(config: Config, identity: Identity | None, workdir: Workdir) -> list[str]:
+    """Say where a run uses checkpoints in another way than they were made for: what it starts from, or evaluates.
+
+    Args:
+        identity: of `config.init`.
+        workdir: whose finished stages a run evaluates that trains none.
+    """
+    stages = workdir.finished_stages()
+    lines = [differences(config, identity)] if identity else []
+    if stages and {*config.stages} == {EVALUATE}:
+        now = {key: value for key, value in rollout_settings(config).items() if not key.startswith("evaluate.")}
+        lines = [say_differences(stage, now, flatten(workdir.stage_folder(stage).read_config())) for stage in stages]
+    return list(filter(None, lines))
 
 
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
@@ -212,7 +253,8 @@ def _of_imitation(config: Config, stages: Collection[str], by_gate: dict[str, An
         by_gate: how rows with a trained gate stop.
     """
     own_number, total = own_latents(config), config.max_latents
-    by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
+    # No number is right for all problems then; without latents there is nothing to choose.
+    by_steps = config.imitate.final_latents == "steps" and total > 0
     lengths, report_rows = tuple(range(1, total + 1)) if by_steps else (own_number,), list[Row]()
     if NO_THOUGHT in stages:
         about = "Imitation in as many stages and steps, without latents."
@@ -259,18 +301,12 @@ def _imitation(config: ImitateSettings, latents: int) -> str:
     return "imitation, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
 
 
-def trained_with(stage: Stage) -> dict[str, Any]:
-    """Read what a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
-    if stage.name:
-        return stage.folder.read_facts()
-    opened, init = stage.experiment.checkpoint.opened, {"init": stage.experiment.config.init}
-    return init | opened.stage_folder.read_facts() if opened and opened.stage_folder else init
-
-
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Pick from what a checkpoint was trained with, by key, the seed and what is not at its default."""
-    settings, default = flatten(facts), flatten(as_json(values(Config())))
-    for name, objective in facts.get("objective", {}).items():
-        kind = OBJECTIVES.get(objective.get("kind") or name)
-        default |= flatten({"objective": {name: as_json(values(kind()))}}) if kind else {}
+    settings, default = flatten(facts), flat_values(Config())
+    for key in [key for key in settings if key.startswith("objective.") and key.endswith(".kind")]:
+        name = key.split(".")[1]
+        kind = OBJECTIVES.get(settings[key] or name)
+        if kind:
+            default |= flatten({"objective": {name: as_json(values(kind()))}})
     return {key: value for key, value in settings.items() if key == "seed" or value != default.get(key, value)}

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.overrides import values
+from slpo_jax.config.keys import model_settings, rollout_settings
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import as_json, flatten
 from slpo_jax.models.parts import Params
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
@@ -76,7 +75,7 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     """
     experiment, config, folder = stage.experiment, stage.experiment.config, stage.experiment.workdir.labels
     facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _SETTINGS}
-    facts |= flatten(as_json(values(config, ("model", "rollouts"))))
+    facts |= model_settings(config) | rollout_settings(config)
     facts |= {"seed": config.seed, "gate.enabled": config.gate.enabled} | config.reward_facts
     facts["checkpoint"] = checkpoint_digest(stage.start, load)
     facts["problems"] = list(problems_facts(experiment.train, stage.settings.problems).values())
@@ -196,7 +195,7 @@ class _Maker:
         thoughts = self.think(self._batch(indices))
         by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
                       for name, x in thoughts.items()}  # fmt: skip
-        return by_problem, self._right(indices, by_problem["said"])
+        return by_problem, self._right(indices, by_problem["said"], by_problem["lengths"])
 
     def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         by_problem, right_BN = self.judged(indices)
@@ -207,9 +206,9 @@ class _Maker:
             actions, lengths = jax.tree.map(
                 lambda x, rows=rows: x[rows].reshape(-1, *x.shape[2:]), (by_problem["actions"], by_problem["lengths"])
             )
-            completions = self.complete((self._batch(indices[rows]), actions, lengths))
-            completions = completions.reshape(len(rows), right_BN.shape[1], *completions.shape[1:])
-            shares.append(self._right(indices[rows], completions).mean(axis=-1).astype(np.float32)[is_real])
+            completed = self.complete((self._batch(indices[rows]), actions, lengths))
+            completions, latents = (x.reshape(len(rows), right_BN.shape[1], *x.shape[1:]) for x in completed)
+            shares.append(self._right(indices[rows], completions, latents).mean(axis=-1).astype(np.float32)[is_real])
         labels = {"problems": indices[mixed], "shares": np.concatenate(shares)}
         return labels | {name: by_problem[name][mixed] for name in ("latents", "lengths")}
 
@@ -217,12 +216,16 @@ class _Maker:
         prompts = Prompts(*self.problems.prompt_batch(indices, self.setup.prompt_slots))
         return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
 
-    def _right(self, indices: np.ndarray, completions: np.ndarray) -> np.ndarray:
-        """Tell whether completions [B, .., A] of B problems are right; of a problem's equal ones the first is asked."""
+    def _right(self, indices: np.ndarray, completions: np.ndarray, latents: np.ndarray) -> np.ndarray:
+        """Tell whether completions [B, .., A] of B problems, after so many latents [B, ..], are right.
+
+        Of a problem's equal ones the first is asked.
+        """
         indices_of = np.broadcast_to(indices.reshape(-1, *[1] * (completions.ndim - 1)), (*completions.shape[:-1], 1))
-        rows = np.concatenate([indices_of, completions], axis=-1).reshape(-1, 1 + completions.shape[-1])
+        facts = np.concatenate([indices_of, latents[..., None], completions], axis=-1)
+        rows = facts.reshape(-1, facts.shape[-1])
         distinct, places = np.unique(rows, axis=0, return_inverse=True)
-        readings = [self.setup.reward.read(tokens) for tokens in distinct[:, 1:]]
+        readings = [self.setup.reward.read(row[2:], row[1]) for row in distinct]
         right = np.array(self.setup.reward.right(readings, [self.problems.problems[i] for i in distinct[:, 0]]))
         return right[places.reshape(completions.shape[:-1])]
 

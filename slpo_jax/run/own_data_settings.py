@@ -2,24 +2,25 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import logging
 
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.decode_settings import original_settings
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
+from slpo_jax.checkpoints.saved_config import config_of, stated_settings
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.data.batches import encode_problems
-from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
+from slpo_jax.data.dataset_rows import NoSplit, is_saved_alone, open_splits, part_of
 from slpo_jax.data.generated import task_of
 from slpo_jax.data.generated_sets import is_gym
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import number_of
-from slpo_jax.data.record_readers import FILE_READERS
+from slpo_jax.data.record_readers import reader_of
 from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
@@ -29,10 +30,9 @@ from slpo_jax.run.sources import DEMOS, EVAL, TRAIN, VALID, learned_from, load_s
 KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
 """Keys of the config by the flag that sets them."""
 _FEW_WORDS = 1_000
-BY_NAME = "--config"  # what has set a key that is given by its name
 
 
-def derived_settings(config: Config) -> tuple[Config, list[str]]:
+def derived_settings(config: Config, keys: Iterable[str]) -> tuple[Config, list[str]]:
     """Put what follows from the problems and the base model below what the user has set.
 
     Args:
@@ -40,6 +40,7 @@ def derived_settings(config: Config) -> tuple[Config, list[str]]:
             `data.train`; without `data.valid` or `data.eval` some problems are set apart; `init` is what the weights
             begin with, and "" a small GPT-2 from random ones that reads the data's words where they are few, else
             bytes.
+        keys: that the user has set by name.
     Returns:
         the config, and a line for each choice: every key that was set, its value and the reason.
     Raises:
@@ -47,8 +48,7 @@ def derived_settings(config: Config) -> tuple[Config, list[str]]:
     """
     now, lines = flatten(values(config)), list[str]()
     # Sources are cut into parts, and resolved.
-    keys = [key for key, flag in config.set_by.items() if flag == BY_NAME and key not in KEYS.values()]
-    given = {key: now[key] for key in keys if key in now}
+    given = {key: now[key] for key in keys if key in now and key not in KEYS.values()}
 
     def with_choice(choice: Choice) -> Config:
         """Return the config with what a choice says, but for what is given."""
@@ -114,7 +114,8 @@ def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], 
         )
     if checkpoint.lacks or not architecture.has_latents:
         return start, checkpoint, 0
-    return start, checkpoint, original_settings(identity).get("max_latents") or 2 * architecture.latents
+    stated = stated_settings(identity, config_of(identity))
+    return start, checkpoint, stated.get("max_latents") or 2 * architecture.latents
 
 
 def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
@@ -140,7 +141,8 @@ def _split(train: str, name: str) -> str:
     if is_gym(train):
         return f"{train.partition('@')[0]}@{name}"
     source, part = part_of(train)
-    if part or source.lower().endswith(tuple(FILE_READERS)) or "@" in source:
+    path = Path(source).expanduser()
+    if part or reader_of(path) or is_saved_alone(path) or "@" in source:
         return f"{source}[{name}]"
     try:
         open_splits(train, "test" if name == "test" else "validation")

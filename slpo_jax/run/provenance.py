@@ -1,68 +1,88 @@
 """What a result depends on, and whether that is still so: nothing stale, foreign or changed is used in silence.
 
-A stage's manifest is written beside its checkpoint when it begins, and held against the run that goes on with it: the
-settings that affect it (`settings.setting`), the files of its data to the byte, and its start, which is the manifest of
-the stage before it, and so the start of that one in turn, or the files of `config.init`. What an evaluation depends on
-is told by its manifest in the same way (`eval/ROW/SET.manifest`).
+When a stage begins, two files are written beside its checkpoint: `config.json`, the whole config that it runs by, and
+`inputs.json`, digests of its data, of its start and of its rewards' code. A run that goes on is held against them, but
+for the keys in `config.keys.MAY_DIFFER` and those that the stage does not use. Its start is the stage before it, with
+that one's config and inputs, and so the start of that one in turn, or the files of `config.init`. What an evaluation
+depends on is told by its manifest (`eval/ROW/SET.manifest`).
 """
 
+import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.config.config import Config, rl_of
+from slpo_jax.config.config import Config, stage_config
+from slpo_jax.config.keys import (
+    MAY_DIFFER,
+    flat_values,
+    is_of_another_policy,
+    is_under,
+    model_settings,
+    rollout_settings,
+)
 from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.dataset_rows import Role, place_of
 from slpo_jax.data.tokenizer import BYTES, WORDS
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import as_json, digest, files_below, files_digest, flatten, read_json, write_text
+from slpo_jax.io.files import digest, files_below, files_digest, flatten, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
-from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, RL, SECTIONS, UNFINISHED, section_of
-from slpo_jax.training.recipes import RECIPES
+from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, SECTIONS, UNFINISHED, section_of
+from slpo_jax.training.recipes import ImitateSettings
 
-_TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
 _REWARDS = {"reward": "rewards", "rewards": "reward"}  # one of which is given
 _CODE = "reward_code."  # before a reward's name
-_OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 
 
-def settings_of(config: Config, stage: str) -> dict[str, Any]:
-    """Return a stage's part of the config, as it comes back from JSON.
+def settings_of(config: Config, name: str) -> dict[str, Any]:
+    """Return what a stage's result depends on of a config, by dotted key, as it comes back from JSON."""
+    return bound_settings(flat_values(stage_config(config, name)), name)
 
-    Without the latent policy where it neither thinks nor has parameters in the checkpoint, and without recipes that are
-    not used. An objective has the shared settings of the stage rl with its own in their place.
+
+def bound_settings(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Pick from the whole config of a stage what its result depends on.
+
+    Args:
+        settings: of `config.json`, by dotted key.
+        name: of the stage's checkpoint.
     """
-    settings, section = values(config, _TRAINED), section_of(stage)
-    facts = {key: value for key, value in settings.items() if key not in _OF_STAGES}
-    architecture = architecture_of(config.reasoner)
-    thinks = config.max_latents and not (section == IMITATE and not architecture.has_latents)
-    if not thinks and not config.latent_policy.selected.has_parameters:
-        del facts["latent_policy"]
-    facts["stage"] = section
-    if section == RL:
-        rl = rl_of(config.rl, config.objective[stage])
-        facts |= {"objective": {stage: settings["objective"][stage]}, "rl": values(rl, _TRAINED)}
-    else:
-        unused = {*RECIPES} - {config.imitate.recipe, architecture.default_recipe} if section == IMITATE else set()
-        facts[section] = {key: value for key, value in settings[section].items() if key not in unused}
-    if stage == NO_THOUGHT:
-        facts[section]["gate_weight"] = 0.0
-    if stage in (CONTROL, UNFINISHED[CONTROL]):  # which goes on for as many steps
-        facts["rl"] = {"steps": config.rl.steps}
-        facts[section]["control_rate"] = config.imitate.control_rate
-    del facts["reward"], facts["rewards"]
-    rewards = config.reward_facts
-    if section == IMITATE:  # which a reward only chooses problems for
-        rewards = {key: value for key, value in rewards.items() if not key.startswith(_CODE)}
-    return as_json(facts | rewards)
+    section, bound = section_of(name), dict[str, Any]()
+    for key, value in settings.items():
+        place = key.partition(".")[0]
+        of_another_stage = place in SECTIONS and place != section
+        of_another_objective = place == "objective" and not is_under(key, (f"objective.{name}",))
+        unnamed_reward = key in _REWARDS and not value
+        if of_another_stage or of_another_objective or unnamed_reward or is_under(key, MAY_DIFFER):
+            continue
+        if not is_of_another_policy(key, settings):
+            bound[key] = value
+    architecture = architecture_of(settings["reasoner"])
+    # A latent policy that neither thinks nor has parameters in the checkpoint changes nothing.
+    thinks = settings["max_latents"] and (section != IMITATE or architecture.has_latents)
+    if not thinks and not has_parameters(settings["latent_policy.name"]):
+        bound = {key: value for key, value in bound.items() if not is_under(key, ("latent_policy",))}
+    # Nor does a recipe that is not used.
+    if section == IMITATE:
+        shared = {field.name for field in dataclasses.fields(ImitateSettings)}
+        used = {*shared, settings["imitate.recipe"], architecture.default_recipe}
+        others = [key for key in bound if is_under(key, ("imitate",)) and key.split(".")[1] not in used]
+        for key in others:
+            del bound[key]
+    if name == NO_THOUGHT:  # which has no latents after which to stop
+        bound["imitate.gate_weight"] = 0.0
+    if name in (CONTROL, UNFINISHED[CONTROL]):  # which goes on for as many steps
+        bound["rl.steps"] = settings["rl.steps"]
+        bound["imitate.control_rate"] = settings["imitate.control_rate"]
+    return bound
 
 
 def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[str, Any]:
@@ -71,7 +91,7 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     Args:
         more_ends: ids of tokens that end answers besides the tokenizer's eos, which only a checkpoint's files say.
     """
-    evaluate, settings = config.evaluate, flatten(as_json(values(config, ("model", "rollouts"))))
+    evaluate, settings = config.evaluate, model_settings(config) | rollout_settings(config)
     tokens, rate = settings.pop("max_answer_tokens"), settings.pop("dropout.rate")
     settings["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
     settings["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
@@ -94,6 +114,29 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
 
+def trained_with(stage: Stage) -> dict[str, Any]:
+    """Read what a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
+    facts = dict[str, Any]()
+    folder: StageFolder | None = stage.folder
+    if not stage.name:
+        opened = stage.experiment.checkpoint.opened
+        facts["init"] = stage.experiment.config.init
+        folder = opened.stage_folder if opened else None
+    if folder is None or not folder.inputs.is_file():
+        return facts
+    facts |= {"stage": section_of(folder.name)} | bound_settings(flatten(folder.read_config()), folder.name)
+    return facts | folder.read_inputs()
+
+
+def is_as_trained(config: Config, facts: Mapping[str, Any]) -> bool:
+    """Tell whether rollouts of a config are those that a checkpoint was trained for.
+
+    Args:
+        facts: of `trained_with`.
+    """
+    return all(facts.get(key, value) == value for key, value in rollout_settings(config).items())
+
+
 def ensure_manifest(stage: Stage, write: bool = True) -> None:
     """Write down what the stage's result depends on, or make sure that it is as it was when the stage began.
 
@@ -107,21 +150,34 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
         ensure_manifest(experiment.stage(UNFINISHED[stage.name]), write and experiment.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
-            facts = _manifest(stage)
+            config = values(stage_config(experiment.config, stage.name))
+            inputs = _inputs(stage)
             hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
             if hosts.is_first():
                 experiment.checkpoint.write(experiment.workdir.reasoner)
-            write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+            _write_facts(folder, config, inputs)
         return
-    written = read_json(folder.facts, folder.anew)
-    _check_settings(stage, written)
-    then, now = written.get("start", {}).get("stage"), stage.start.name
-    if then is not None and then != now:
+    _check_settings(stage)
+    then, now = folder.read_inputs()["start"]["stage"], stage.start.name
+    if then != now:
         raise UserError(
             f"{folder.path}: began from {then or 'config.init'}, and would now from {now or 'config.init'}; "
             f"{folder.anew}"
         )
     check_start(stage)
+    if write and stage.goes_on:
+        config = values(stage_config(experiment.config, stage.name))
+        inputs = folder.read_inputs()
+        hosts.barrier(f"more steps of {stage.name}")  # nobody still looks for what is written now
+        if hosts.is_first():
+            folder.finished.unlink(missing_ok=True)
+        _write_facts(folder, config, inputs)
+
+
+def _write_facts(folder: StageFolder, config: dict[str, Any], inputs: dict[str, Any]) -> None:
+    """Write down what a stage's result depends on."""
+    write_text(folder.inputs, json.dumps(inputs, indent=1) + "\n")
+    write_text(folder.config, json.dumps(config, indent=1) + "\n")
 
 
 def check_models(stages: Iterable[Stage]) -> None:
@@ -133,12 +189,12 @@ def check_models(stages: Iterable[Stage]) -> None:
         UserError: the key in which one is of another model than the config's.
     """
     for stage in stages:
-        config, then = stage.experiment.config, flatten(stage.folder.read_facts())
-        now, name = flatten(as_json(values(config, ("model",)))), config.latent_policy.name
+        config, then = stage.experiment.config, flatten(stage.folder.read_config())
+        now, name = model_settings(config), config.latent_policy.name
         if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
             now["latent_policy.name"] = name
         for key, value in now.items():
-            if then and then.get(key, "none") != value:
+            if then.get(key, "none") != value:
                 raise UserError(
                     f"config.{key}: is {value}, but the checkpoint of {stage.experiment.workdir}'s stage {stage.name} "
                     f"has {then.get(key, 'none')}; set it back, or use another --workdir"
@@ -167,8 +223,8 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
         stats = {str(path.relative_to(folder.parent)): path.stat() for path in files}
         state |= {name: [it.st_size, it.st_mtime_ns] for name, it in stats.items()}
     if not stage.name:  # what lacks in it is drawn, and how it is read can be set
-        settings = values(stage.experiment.config, _TRAINED)
-        state["settings"] = as_json({key: value for key, value in settings.items() if key not in (*_OF_STAGES, "data")})
+        settings, unread = flat_values(stage.experiment.config), (*MAY_DIFFER, *SECTIONS, "objective", "data")
+        state["settings"] = {key: value for key, value in settings.items() if not is_under(key, unread)}
     path_of_digest = stage.experiment.workdir.digest(stage.name)
     digest_before = artifact.value_of(path_of_digest, state)
     if hosts.agreed(digest_before is not None, path_of_digest):
@@ -178,14 +234,16 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     return digest_now
 
 
-def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
+def _check_settings(stage: Stage) -> None:
     """Check a stage's settings and files. Files that are gone are no difference; whoever needs them says so."""
-    files = written.get("files", {})
+    config, inputs = stage.experiment.config, stage.folder.read_inputs()
+    then = bound_settings(flatten(stage.folder.read_config()), stage.name)
+    now = settings_of(config, stage.name)
     names = {unfinished: name for name, unfinished in UNFINISHED.items()}
     owner = f"{stage.experiment.workdir}'s stage {names.get(stage.name, stage.name)}"
-    then = flatten({key: value for key, value in written.items() if key not in ("files", "start")})
-    now, digests = flatten(settings_of(stage.experiment.config, stage.name)), _files(stage.experiment.config)
-    for key in digests.keys() & files.keys():  # before settings, which may have been chosen from them
+    # Files go before settings, which may have been chosen from them.
+    digests, files = _files(config), inputs["files"]
+    for key in digests.keys() & files.keys():
         if digests[key] == files[key]:  # whose bytes say more than its name
             now[key] = then.get(key)
         elif digests[key].split()[0] != files[key].split()[0]:
@@ -193,21 +251,26 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
                 f"config.{key}: {now[key]} has changed since {owner} began; bring the old file back, or "
                 f"{stage.folder.anew}"
             )
+    if stage.goes_on:
+        for key in ("rl.steps", f"objective.{stage.name}.steps"):
+            if key in then:
+                now[key] = then[key]
+    # The section rl of an objective has its own settings in it, whose own name is to be said.
+    now = dict(sorted(now.items(), key=lambda item: not item[0].startswith("objective.")))
     if differs := first_difference(now, then):
         key, is_now, was = differs
-        if key.startswith(_CODE) and key in now and key in then:
-            raise UserError(
-                f"config.reward: {key.removeprefix(_CODE)} has changed since {owner} began; bring the old one back, or "
-                f"{stage.folder.anew}"
-            )
         raise UserError(
             f"config.{key}: is {is_now}, and {was} is what {owner} was run with; set it back, or {stage.folder.anew}"
+        )
+    if differs := artifact.first_difference(_reward_code(config, stage.name), inputs["reward_code"]):
+        raise UserError(
+            f"config.reward: {differs[0]} has changed since {owner} began; bring the old one back, or "
+            f"{stage.folder.anew}"
         )
 
 
 def first_difference(now: dict[str, Any], then: dict[str, Any]) -> tuple[str, str, str] | None:
-    """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there.
-    """
+    """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there."""
     if (differs := artifact.first_difference(now, then)) is None:
         return None
     key, is_now, was = differs
@@ -222,18 +285,27 @@ def check_start(stage: Stage) -> None:
         UserError: what it began from was trained again, with other settings, or nothing says what it began from.
     """
     path = stage.folder.path
-    before = read_json(stage.folder.facts, stage.folder.anew).get("start", {})
-    if before.get("digest") and _start(stage.experiment.stage(before["stage"]))["digest"] not in ("", before["digest"]):
+    before = stage.folder.read_inputs()["start"]
+    if before["digest"] and _start(stage.experiment.stage(before["stage"]))["digest"] not in ("", before["digest"]):
         raise UserError(  # else it began from random weights, or from what is gone
             f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
             f"use another --workdir, or delete {path} to run the stage anew"
         )
 
 
-def _manifest(stage: Stage) -> dict[str, Any]:
-    """Return all that a stage's result depends on."""
+def _inputs(stage: Stage) -> dict[str, Any]:
+    """Return what a stage's result depends on beside its config: digests of data, start and rewards' code."""
     config = stage.experiment.config
-    return settings_of(config, stage.name) | {"files": _files(config), "start": _start(stage.start)}
+    code = _reward_code(config, stage.name)
+    return {"files": _files(config), "start": _start(stage.start), "reward_code": code}
+
+
+def _reward_code(config: Config, name: str) -> dict[str, str]:
+    """Return digests of the code of rewards, by name; imitation only chooses problems by them."""
+    if section_of(name) == IMITATE:
+        return {}
+    facts = config.reward_facts
+    return {key.removeprefix(_CODE): facts[key] for key in facts if key.startswith(_CODE)}
 
 
 def _files(config: Config) -> dict[str, str]:
@@ -250,13 +322,15 @@ def _files(config: Config) -> dict[str, str]:
 
 
 def _start(stage: Stage) -> dict[str, str]:
-    """Return a stage and its manifest's digest, "" if it is gone; without a name, that of `config.init`'s files."""
+    """Return a stage and the digest of what it depends on, "" if it is gone; without a name, `config.init`'s files'."""
     if not stage.name:
         digests = [files_digest(path) for path in initial_files(stage.experiment)] or [""]
         return {"stage": "", "digest": digests[0] if len(digests) == 1 else digest(digests)}
-    facts: dict[str, Any] = {}
     if stage.folder.steps:
-        facts = read_json(stage.folder.facts, stage.folder.anew)
+        inputs = stage.folder.read_inputs()
+        facts = [bound_settings(flatten(stage.folder.read_config()), stage.name), inputs]
     elif stage.wanted:
-        facts = _manifest(stage)
-    return {"stage": stage.name, "digest": digest(facts) if facts else ""}
+        facts = [settings_of(stage.experiment.config, stage.name), _inputs(stage)]
+    else:
+        return {"stage": stage.name, "digest": ""}
+    return {"stage": stage.name, "digest": digest(facts)}

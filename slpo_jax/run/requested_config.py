@@ -11,7 +11,7 @@ from slpo_jax.config.overrides import changed
 from slpo_jax.config.registry import read_config_file, shipped
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
-from slpo_jax.run.own_data_settings import BY_NAME, KEYS, derived_settings
+from slpo_jax.run.own_data_settings import KEYS, derived_settings
 
 
 def requested_config(
@@ -22,7 +22,7 @@ def requested_config(
     begin: Callable[[int], None],
     cut: Callable[[Config], Config] | None = None,
 ) -> Config:
-    """Merge what a command or a call gives into one config, which remembers what has set a key beside the config file.
+    """Merge what a command or a call gives into one config.
 
     Without a config the data is read, and what was chosen from it is printed to standard error.
 
@@ -46,17 +46,16 @@ def requested_config(
     for key in (*changes, *flatten(changes)):
         if key in set_by:
             raise UserError(f"{set_by[key]}: config.{key} is given too; leave one of the two out")
-    set_by |= dict.fromkeys(flatten(changes), BY_NAME)
     if start and sources["base"]:
         raise UserError("--base: goes with --train and without a config; beside a config set config.init")
     file = read_config_file(start) if start and isinstance(start, str) else start
     # Without one the least number of latents follows from the most.
-    config = changed(Config(), file or {"min_latents": 1}, files, changes, set_by=set_by)
+    config = changed(Config(), file or {"min_latents": 1}, files, changes)
     if not start and not config.data.train:
         raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
     config = cut(config) if cut else config
     begin(config.cpu_devices)
     if not start:
-        config, lines = derived_settings(config)
+        config, lines = derived_settings(config, flatten(changes))
         print("\n".join(lines), file=sys.stderr)
     return config

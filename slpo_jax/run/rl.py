@@ -85,11 +85,13 @@ def train(stage: Stage) -> None:
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, moved  # the state has its own
     batch = prompted_batches(stage, objective.needs_answers)
+    judges_truncated = rl.truncated == "judged"  # on the host, as on the device a text without its end is wrong
+    on_device = None if judges_truncated else experiment.reward.on_device
     step_fn = make_rl_step(
-        policy, objective, experiment.reward.on_device, rl.group, optimizer, trained, experiment.layout, RL,
-        micro_batches=rl.micro_batches, host_reward=host_reward(experiment), reference=reference,
+        policy, objective, on_device, rl.group, optimizer, trained, experiment.layout, RL,
+        micro_batches=rl.micro_batches, host_reward=host_reward(experiment, judges_truncated), reference=reference,
         schedule=make_schedule(optimizer_config(experiment, objective)),
-        drawing=Drawing(rl.dynamic_batches, batch) if rl.dynamic_batches else None,
+        drawing=Drawing(rl.dynamic_batches, batch) if rl.dynamic_batches else None, unjudged=rl.unjudged,
     )  # fmt: skip
 
     def accuracy(params):
@@ -111,14 +113,14 @@ def make_objective(setup: Setup, name: str) -> Objective:
 
 def training_policy(setup: Setup, objective: Objective) -> Policy:
     """Return the policy as an objective's rollouts use it."""
-    config, gated = setup.config.rl, setup.config.gate.enabled
+    config, gated = rl_of(setup.config.rl, objective), setup.config.gate.enabled
     stopping: Stopping = config.stopping if gated else "length"
-    temperature = config.temperature if objective.temperature is None else objective.temperature
     # Where thoughts don't end by themselves all latents are used; capacities that differ in those alone are one.
     latent_policy = setup.policy.latent_policy
     by_itself = gated or any(end is not None for end in (latent_policy.ends, latent_policy.halts, latent_policy.says))
     shares = config.capacities if by_itself else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
-    policy = setup.policy.having(stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p)
+    sampling = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+    policy = setup.policy.having(stopping=stopping, **sampling)
     reasoner = lora.merging(policy.reasoner, config.lora.scale) if config.lora.rank else policy.reasoner
     return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(shares))
 

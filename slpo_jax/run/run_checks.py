@@ -21,6 +21,8 @@ from slpo_jax.runtime import hosts
 from slpo_jax.stages import EVALUATE, IMITATE
 
 _TRIED = 8  # problems that a reward is tried on before any work
+_OURS = {"solution_str": "completion", "response": "completion", "ground_truth": "answer"}  # by what verl calls them
+
 
 def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str]) -> None:
     """Refuse a start that lacks what is not trained but asked for, and thoughts that are made of nothing.
@@ -132,21 +134,25 @@ def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
     problems = encoded.problems
     for name, entry in judge.entries.items():
         needed = names_of(entry.function).needed if entry.function else frozenset()
-        for column in sorted(needed - GIVEN):
+        for column in sorted(needed - GIVEN, key=lambda name: (name not in _OURS, name)):
             places = [place for place, problem in enumerate(problems) if column not in problem.columns]
             if places:
+                remedy = "rename the argument, give it a default, or add the column"
+                if column in _OURS:
+                    remedy = f"what other programs call so is {_OURS[column]} here, so rename the argument"
                 raise UserError(
                     f"config.reward: {name} names {column!r}, a column that {len(places)} of {len(problems)} problems "
-                    f"of {key} don't have, the first is problem {places[0]}; rename the argument, give it a default, "
-                    "or add the column"
+                    f"of {key} don't have, the first is problem {places[0]}; {remedy}"
                 )
     tried = problems[:_TRIED]
     texts = [encoded.template.answer_text(problem.answer) if problem.answer else problem.question for problem in tried]
-    failed = judge.tried([Reading([], text, None, cut=False) for text in texts], tried).failed
+    ids = [list(encoded.answers[place]) for place in range(len(tried))]
+    readings = [Reading(tokens, text, None, cut=False) for tokens, text in zip(ids, texts, strict=True)]
+    failed = judge.judged(readings, tried).failed
     if failed.all() and len(judge.entries) == 1:  # of several, one may be of other problems
         raise UserError(
-            f"config.reward: {next(iter(judge.entries))} gives no verdict (an error, or None) on the answers of the "
-            f"first {len(tried)} problems of {key} themselves; mend it"
+            f"config.reward: {next(iter(judge.entries))} fails on the answers of the first "
+            f"{len(tried)} problems of {key} themselves; mend it"
         )
 
 

@@ -75,7 +75,7 @@ def _say_run(experiment: Experiment) -> None:
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(experiment.abstract_params())]
     for stage in experiment.wanted:
         at = f" (at step {max(stage.folder.steps)})" if stage.folder.steps else ""
-        stages.append(stage.name + (" (finished)" if stage.folder.is_finished else at))
+        stages.append(stage.name + (" (finished)" if stage.is_done else at))
     stages += [EVALUATE] * (EVALUATE in config.stages)
     together = "" if hosts.count() == 1 else f" of {hosts.count()} processes"
     say_start(experiment.workdir.root)
@@ -87,7 +87,7 @@ def _say_run(experiment: Experiment) -> None:
 def run_stage(stage: Stage) -> None:
     """Train a stage, if it isn't finished."""
     ensure_manifest(stage)
-    if not stage.folder.is_finished:
+    if not stage.is_done:
         _STAGES[stage.section].train(stage)
     if stage.name in UNFINISHED and hosts.is_first():  # also what a run left that was killed as soon as it was finished
         control = stage.experiment.stage(CONTROL)

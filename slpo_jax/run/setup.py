@@ -202,7 +202,8 @@ class Setup:
     @functools.cached_property
     def recipe(self) -> Recipe:
         """The recipe by which the stage imitate trains the reasoner."""
-        return recipe_of(self.config.imitate, self.checkpoint.description.architecture.default_recipe)
+        default = self.checkpoint.description.architecture.default_recipe
+        return recipe_of(self.config.imitate, default, self.template.trained_ids)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -319,4 +320,5 @@ def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) 
         banned_ids=template.banned_ids,
     )
     thoughts = latent_policy(reasoner.in_tree(), gate.in_tree())
-    return Policy(reasoner.in_tree(), thoughts, rollouts, layout="rows" if template.start_id is None else "packed")
+    speaking = reasoner.in_tree().never_saying(template.impossible_ids)
+    return Policy(speaking, thoughts, rollouts, layout="rows" if template.start_id is None else "packed")

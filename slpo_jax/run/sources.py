@@ -4,10 +4,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slpo_jax.config.config import Config
+from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.generated import task_of
+from slpo_jax.data.generated_sets import is_gym
 from slpo_jax.data.problem import Problem, Problems, without
 from slpo_jax.data.problems import Role, load_problems
 from slpo_jax.errors import UserError, about
+from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import STYLES, style_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 
@@ -91,6 +95,26 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
         answers: what its answers are.
     """
     return [*_described(source, problems, f"answers are {answers}", True), *map("  {}".format, problems.warnings)]
+
+
+def made_with(source: Any, settings: Any = None) -> str:
+    """Say with which settings a generated set is made; "" for other sources.
+
+    Args:
+        source: what is read.
+        settings: of its task, as the config has them; None is the defaults.
+    """
+    task = "gym" if is_gym(source) else task_of(source)
+    if not task:
+        return ""
+    section = f"config.data.{task}"
+    if settings is None:
+        return f"made with the defaults of {section}; a run may have others: r.problems(NAME), slpo data RUN NAME"
+    default = flatten(values(type(settings)()))
+    changes = {key: value for key, value in flatten(values(settings)).items() if value != default.get(key)}
+    if not changes:
+        return f"made with the defaults of {section}"
+    return f"made with {section}: {', '.join(f'{key}={value}' for key, value in changes.items())}"
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:

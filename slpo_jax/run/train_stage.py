@@ -68,16 +68,29 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
     return batch
 
 
-def host_reward(setup: Setup, first: bool = False) -> HostRewardFn:
+def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
     """Return the function that tells on the host what completions of the training set's problems earn.
 
     Args:
-        first: by the reward alone that says what is right.
+        with_truncated: see `Reward.judged`.
     """
-    problems, reward = setup.train.problems, setup.reward.first if first else setup.reward
+    problems, reward = setup.train.problems, setup.reward
 
-    def earned(tokens_NA: np.ndarray, index_N: np.ndarray) -> Verdicts:
-        return reward.verdicts(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
+    def earned(tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray) -> Verdicts:
+        readings = [reward.read(tokens, latents) for tokens, latents in zip(tokens_NA, latents_N, strict=True)]
+        asked = [problems[index % len(problems)] for index in index_N.tolist()]
+        return reward.judged(readings, asked, with_truncated)
+
+    return earned
+
+
+def host_rightness(setup: Setup) -> HostRewardFn:
+    """Return the same with 1 for a completion that counts as right, and 0 for others, whatever they earn."""
+    judge = host_reward(setup)
+
+    def earned(tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray) -> Verdicts:
+        verdicts = judge(tokens_NA, index_N, latents_N)
+        return verdicts._replace(total=verdicts.right.astype(np.float32), unjudged=np.zeros_like(verdicts.unjudged))
 
     return earned
 

@@ -96,7 +96,7 @@ class ColdStartConfig(Checked):
     """
 
     batch_size: int = setting(256, least=1)
-    micro_batches: int = setting(2, least=1, affects="nothing")
+    micro_batches: int = setting(2, least=1)
     steps: int = setting(20_000, least=1)
     trajectories: int = setting(4, least=1)
     train_backbone: bool = False
@@ -112,6 +112,13 @@ def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: Prompt
     """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
     params, keys_N = policy.reasoner.stacked(params), noise.rollout_keys(key, batch.draws, config.trajectories)
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
+
+
+def with_lengths(policy: Policy, config: ColdStartConfig, params, batch: PromptedBatch, key: jax.Array):
+    """Return `candidates_of`, and the candidates' lengths, int [N, C]."""
+    actions, tokens_NCA = candidates_of(policy, config, params, batch, key)
+    lengths_C = jnp.arange(config.min_latents, policy.config.max_latents + 1)
+    return actions, tokens_NCA, jnp.broadcast_to(lengths_C, tokens_NCA.shape[:2])
 
 
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:

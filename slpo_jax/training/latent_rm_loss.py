@@ -47,7 +47,7 @@ class LatentRmConfig(Checked):
     dropout: float | None = setting(None, above=0, below=1, note="None is config.dropout.rate")
     threshold: float = setting(0.5, least=0, most=1)
     batch_size: int = setting(256, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     steps: int = setting(1000, least=1)
     evaluate_every: int = setting(100, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4, warmup_steps=100, schedule="cosine")
@@ -80,8 +80,8 @@ def draw_thoughts(policy: Policy, params, batch: PromptedBatch, rule, key, thoug
     return sample(policy, params, batch.prompts, keys_N, jnp.full(keys_N.shape, rule))
 
 
-def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, rule, key, count: int) -> jax.Array:
-    """Complete each beginning of each thought `count` times: the texts, int [N, T, count, A].
+def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, rule, key, count: int):
+    """Complete each beginning of each thought `count` times: texts, int [N, T, count, A], and latents, [N, T, count].
 
     Args:
         policy: of the completions, whose noise may be elsewhere.
@@ -97,9 +97,10 @@ def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, r
         keys_N = noise.row_keys(step_key, index_N, number_N, completion_N)
         begun = Trajectories(actions, jnp.minimum(lengths_N[rows_N], step), tokens=rows_N[:, None], keys=keys_N)
         completed = sample(policy, params, batch.prompts, keys_N, jnp.full(len(rows_N), rule), given=begun)
-        return completed.completions.reshape(rows, count, -1)
+        return completed.completions.reshape(rows, count, -1), completed.lengths.reshape(rows, count)
 
-    return jnp.moveaxis(jax.lax.map(from_step, 1 + jnp.arange(policy.config.max_latents)), 0, 1)
+    by_step = jax.lax.map(from_step, 1 + jnp.arange(policy.config.max_latents))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_step)
 
 
 def rank_loss(scores_NT: jax.Array, shares_NT: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import signal
 import threading
 import time
@@ -71,6 +72,19 @@ def _now() -> float:
     return time.perf_counter() - backend.seconds()
 
 
+def _obey() -> None:
+    """Have a forked process obey SIGTERM where this one only remembers it: a pool ends its processes by that.
+
+    Ctrl-C in a terminal is for all; one that a reward has forked goes on, so that this one can finish its step.
+    """
+    if getattr(signal.getsignal(signal.SIGTERM), "__func__", None) is StageLoop._remember:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)  # which tells this one of a signal
+
+
+os.register_at_fork(after_in_child=_obey)
+
+
 class StageLoop:
     """A stage's steps, possibly in several stretches with different programs.
 
@@ -105,6 +119,7 @@ class StageLoop:
         self._progress, self._means = Progress(name, total, start), Means(sums or {})
         self._tokens = tokens
         self._seconds, self._clock_step, self._clock_tokens = 0.0, start, self._generated()
+        self._verifier_seconds: float | None = None  # None: nothing is judged on the host
         self._learning: Learning | None = None
         self._signal: int | None = None
         self._warned = False
@@ -158,6 +173,10 @@ class StageLoop:
             with jax.transfer_guard("disallow"):  # everything that a step reads is on the devices already
                 state, metrics = step_fn(state, batch)
             step += 1
+            # By the same clock as the step's own seconds, of which it is a part.
+            judging = metrics.pop("verifier_seconds", None)
+            if judging is not None:
+                self._verifier_seconds = (self._verifier_seconds or 0.0) + judging
             last_batch = batch
             if step < until:
                 batch = make_batch(step)
@@ -192,7 +211,12 @@ class StageLoop:
         """Return the clock's part of a row, without compilation, validation and what was before this command."""
         now, tokens = _now(), self._generated() - self._clock_tokens
         seconds = max(self._seconds + now - self._clock, 1e-9)
-        metrics = {"seconds": seconds / (step - self._clock_step)}
+        steps = step - self._clock_step
+        metrics = {"seconds": seconds / steps}
+        if self._verifier_seconds is not None:
+            metrics["verifier_seconds"] = min(self._verifier_seconds, seconds) / steps
+            metrics["verifier_share"] = metrics["verifier_seconds"] / metrics["seconds"]
+            self._verifier_seconds = 0.0
         self._seconds, self._clock, self._clock_step, self._clock_tokens = 0.0, now, step, 0.0
         return metrics | ({"tokens_per_second": tokens / seconds} if tokens else {})
 
@@ -210,8 +234,6 @@ class StageLoop:
             return
         timed = self._timed(step)
         scalars = self._means.take() | timed
-        if "verifier_seconds" in scalars:
-            scalars["verifier_share"] = min(scalars["verifier_seconds"] / scalars["seconds"], 1.0)
         if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
         self.log.write(self.name, step, scalars)

@@ -2,7 +2,8 @@
 
 A tracker is started once a run, in the first process, and gets each row once: what was logged before an interruption is
 not logged again by the command that goes on. Projects, servers and accounts are set as each package has it, by its
-environment variables. What tells a tracker's own run again is kept in the workdir's `trackers.json`.
+environment variables. What tells a tracker's own run again, and what of the evaluation has been logged, is kept in the
+workdir's `trackers.json`.
 """
 
 import functools
@@ -10,18 +11,20 @@ import importlib.util
 import json
 import math
 import os
+import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from absl import logging
 
 from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.io.files import read_json, to_json, write_text
+from slpo_jax.io.files import digest, read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.runtime import hosts
+from slpo_jax.stages import EVALUATE
 
 CLOCK = ("seconds", "tokens_per_second", "verifier_seconds", "verifier_share")
 """What differs between two runs that are the same."""
@@ -35,7 +38,15 @@ class Tracker(Protocol):
 
         Args:
             step: of its stage.
-            scalars: finite numbers by STAGE/NAME, all of one stage.
+            scalars: finite numbers by STAGE/NAME, all of one stage; of the evaluation, at step 0, by
+                evaluate/SET/ROW/FIGURE.
+        """
+
+    def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
+        """Log some answers of the evaluation; a tracker without this method is not given them.
+
+        Args:
+            completions: texts by column, the same of each: set, row, question, completion, reference, correct.
         """
 
     def finish(self) -> None:
@@ -72,9 +83,34 @@ class _TensorBoard:
         self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._events.flush()
 
+    def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import text
+
+        lines = [" | ".join(completions[0]), " | ".join("---" for _ in completions[0])]
+        lines += [" | ".join(map(_in_a_cell, row.values())) for row in completions]
+        summary = text("evaluate/completions", "\n".join(lines))
+        self._events.write_event(Event(wall_time=time.time(), step=0, summary=summary))
+        self._events.flush()
+
     def finish(self) -> None:
         if "_events" in self.__dict__:
             self._events.close()
+
+
+def _in_a_cell(text: str) -> str:
+    """Write a text in a cell of a Markdown table."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _own_id(workdir: Path, tracker: str) -> str:
+    """Return the name by which a tracker knows a workdir's run, a new one the first time."""
+    path = Workdir(workdir).trackers
+    known = read_json(path, default={})
+    if tracker not in known:
+        known[tracker] = secrets.token_hex(4)
+        write_text(path, json.dumps(known, indent=1) + "\n")
+    return known[tracker]
 
 
 class _Wandb:
@@ -83,12 +119,9 @@ class _Wandb:
     def __init__(self, workdir: Path, config: dict[str, Any]):
         import wandb
 
-        project, path = os.environ.get("WANDB_PROJECT", "slpo_jax"), Workdir(workdir).trackers
-        ids = read_json(path, default={"wandb": secrets.token_hex(4)})
-        write_text(path, json.dumps(ids, indent=1) + "\n")
         self._run = wandb.init(
-            project=project,
-            id=ids["wandb"],
+            project=os.environ.get("WANDB_PROJECT", "slpo_jax"),
+            id=_own_id(workdir, "wandb"),
             name=workdir.resolve().name,
             dir=str(workdir),
             config=config,
@@ -103,11 +136,84 @@ class _Wandb:
             self._stages.add(stage)
         self._run.log({**scalars, f"{stage}/step": step})
 
+    def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
+        import wandb
+
+        rows = [list(row.values()) for row in completions]
+        self._run.log({"evaluate/completions": wandb.Table(columns=list(completions[0]), data=rows)})
+
     def finish(self) -> None:
         self._run.finish()
 
 
-TRACKERS: dict[str, StartFn] = {"tensorboard": _TensorBoard, "wandb": _Wandb}
+class _Mlflow:
+    """A run of MLflow with the workdir's name; its place is the server or folder of MLFLOW_TRACKING_URI."""
+
+    def __init__(self, workdir: Path, config: dict[str, Any]):
+        import mlflow
+
+        self._client = mlflow.MlflowClient()
+        project, own = os.environ.get("MLFLOW_EXPERIMENT_NAME", "slpo_jax"), _own_id(workdir, "mlflow")
+        known = self._client.get_experiment_by_name(project)
+        experiment = known.experiment_id if known else self._client.create_experiment(project)
+        runs = self._client.search_runs([experiment], f"tags.workdir_id = '{own}'")
+        name = workdir.resolve().name
+        run = runs[0] if runs else self._client.create_run(experiment, tags={"workdir_id": own}, run_name=name)
+        self._run = run.info.run_id
+        self._client.update_run(self._run, status="RUNNING")
+        self._client.log_dict(self._run, config, "config.json")
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        # It takes no "@", which Pass@k has.
+        names = {name: re.sub(r"[^\w./ -]", "_", name) for name in scalars}
+        metrics = [Metric(names[name], value, now, step) for name, value in scalars.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
+        columns = {name: [row[name] for row in completions] for name in completions[0]}
+        self._client.log_table(self._run, columns, "completions.json")
+
+    def finish(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class _Trackio:
+    """A run of Trackio with the workdir's name and an id, since two runs of one name are one there."""
+
+    def __init__(self, workdir: Path, config: dict[str, Any]):
+        import trackio
+
+        self._run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "slpo_jax"),
+            name=f"{workdir.resolve().name}-{_own_id(workdir, 'trackio')}",
+            config=config,
+            resume="allow",
+        )
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
+        import pandas as pd
+        import trackio
+
+        self._run.log({"evaluate/completions": trackio.Table(dataframe=pd.DataFrame(completions))}, step=0)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, StartFn] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "mlflow": _Mlflow,
+    "trackio": _Trackio,
+}
+_EXTRAS = ("wandb", "mlflow", "trackio")
+"""Trackers whose package, of the same name, is an extra of the same name."""
 
 
 def check_trackers(names: Collection[str]) -> None:
@@ -119,8 +225,8 @@ def check_trackers(names: Collection[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it")
-        if name == "wandb" and importlib.util.find_spec(name) is None:
-            raise UserError("config.trackers: wandb is not installed; pip install 'slpo_jax[wandb]'")
+        if name in _EXTRAS and importlib.util.find_spec(name) is None:
+            raise UserError(f"config.trackers: {name} is not installed; pip install 'slpo_jax[{name}]'")
     if len(set(names)) < len(names):
         raise UserError(f"config.trackers: {tuple(names)}: give each name once")
 
@@ -135,6 +241,7 @@ class MetricsLog:
     def __init__(self, workdir: Workdir):
         self.workdir, self.path = workdir, workdir.metrics
         self._trackers: dict[str, Tracker] = {}
+        self._started = False
         self._known: set[str] = set()  # rows that were taken back, which the trackers have
 
     def start(self, names: Collection[str], config: dict[str, Any]) -> None:
@@ -145,6 +252,7 @@ class MetricsLog:
         Raises:
             UserError: one can't be started.
         """
+        self._started = True
         for name in names if hosts.is_first() else ():
             try:
                 self._trackers[name] = TRACKERS[name](self.workdir.root, config)
@@ -180,6 +288,34 @@ class MetricsLog:
             self._known.discard(key)
         else:
             self._track(stage, step, {f"{stage}/{name}": x for name, x in scalars.items() if math.isfinite(x)})
+
+    def report(
+        self, names: Collection[str], config: dict[str, Any], figures: Mapping[str, float],
+        completions: Sequence[Mapping[str, str]],
+    ) -> None:  # fmt: skip
+        """Give the trackers what the evaluation has found, once.
+
+        Args:
+            names: of the trackers, which are started if they are not.
+            config: the run's.
+            figures: finite numbers by SET/ROW/FIGURE.
+            completions: see `Tracker.log_completions`.
+        Raises:
+            UserError: as `start`.
+        """
+        path, what = self.workdir.trackers, digest([figures, completions])
+        if not (names and hosts.is_first()) or read_json(path, default={}).get("evaluated") == what:
+            return
+        if not self._started:
+            self.start(names, config)
+        self._track(EVALUATE, 0, {f"{EVALUATE}/{name}": value for name, value in figures.items()})
+        for name, tracker in list(self._trackers.items()):
+            if completions and hasattr(tracker, "log_completions"):
+                try:
+                    tracker.log_completions(completions)
+                except Exception as error:
+                    logging.warning("config.trackers: %s has no completions (%s)", name, in_a_line(error))
+        write_text(path, json.dumps(read_json(path, default={}) | {"evaluated": what}, indent=1) + "\n")
 
     def _track(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         for name, tracker in list(self._trackers.items()):

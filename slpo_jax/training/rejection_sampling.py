@@ -42,7 +42,7 @@ class BestOfNConfig(Checked):
     scorer: str = "likelihood"
     temperature: float = setting(1.0, least=0)
     batch_size: int = setting(64, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     steps: int = setting(1000, least=1)
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-5)
 
@@ -100,14 +100,14 @@ def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, 
 
     def shown(params, batch: PromptedBatch, key):
         trajectories, scores_BN, _ = drawn(params, batch, key)
-        return trajectories, scores_BN, trajectories.completions
+        return trajectories, scores_BN, trajectories.completions, trajectories.lengths
 
     draw, choose = by_rows(shown), over_rows(_chosen, mesh, (ROWS,) * 4)
 
     def choice(params, batch: PromptedBatch, key):
-        trajectories, scores_BN, tokens_NA = draw(params, batch, key)
+        trajectories, scores_BN, tokens_NA, latents_N = draw(params, batch, key)
         assert asked is not None
-        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.draws))
+        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.draws, latents_N))
 
     return choice
 

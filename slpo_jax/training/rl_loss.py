@@ -16,7 +16,9 @@ from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.score import are_cut, used_slots
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.rewards.unjudged import Truncated, Unjudged
 from slpo_jax.settings import Checked, FieldError, setting
+from slpo_jax.training.host_rewards import LOWEST
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn, Sums
@@ -82,6 +84,12 @@ class RlConfig(Checked):
         stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
         capacities: shares of the latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
             pair that a batch fits in is used, each a compiled program.
+        truncated: "lowest": a completion that is not judged, as it is truncated or a reward failed on it, earns what
+            the lowest judged one of its batch earns, over all processes, and at most 0; "value": `truncated_value`;
+            "masked": nothing, as it is out of loss and advantage (DAPO's overlong filtering); "judged": a truncated one
+            is judged by its text. With "value" and "masked" this is so of all truncated ones, whether a reward has
+            judged them or not.
+        truncated_value: what each earns where `truncated` is "value".
         dynamic_batches: batches that may be rolled out for a step, until `batch_size` groups have rewards that differ,
             which alone are improved on (DAPO's dynamic sampling); 0 improves on every group of one batch.
         evaluate_every: steps between validations; an objective then leaves the parameters of its best one instead of
@@ -91,9 +99,9 @@ class RlConfig(Checked):
     """
 
     batch_size: int = setting(64, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     steps: int = setting(40_000, least=1)
-    objectives: tuple[str, ...] = setting(("slpo",), fewest=1, affects="report")
+    objectives: tuple[str, ...] = setting(("slpo",), fewest=1)
     group: int = setting(8, least=2, note="fewer give no baseline")
     temperature: float = setting(0.0, least=0)
     top_k: int = setting(0, least=0, note="0 is all")
@@ -104,12 +112,18 @@ class RlConfig(Checked):
         above=0,
         most=1,
         note="they ascend to (1, 1)",
-        affects="nothing",
     )
+    truncated: Truncated = "lowest"
+    truncated_value: float = 0.0
     dynamic_batches: int = setting(0, least=0, note="0 keeps every group")
     evaluate_every: int = setting(0, least=0, note="0 is never")
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
+
+    @property
+    def unjudged(self) -> Unjudged:
+        """The rule for completions that are not judged."""
+        return Unjudged(self.truncated, self.truncated_value)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,7 +135,13 @@ class RlConfig(Checked):
 
 
 def roll_out(
-    policy: Policy, params, batch: PromptedBatch, reward: RewardFn | None, group: int, key: jax.Array
+    policy: Policy,
+    params,
+    batch: PromptedBatch,
+    reward: RewardFn | None,
+    group: int,
+    key: jax.Array,
+    unjudged: Unjudged = LOWEST,
 ) -> tuple[Trajectories, jax.Array | None]:
     """Roll out G trajectories a prompt and verify their answers.
 
@@ -132,8 +152,9 @@ def roll_out(
         reward: None leaves them unverified.
         group: G.
         key: the step's key.
+        unjudged: what a truncated completion earns; where it is nothing but wrong, 0, the reward says so itself.
     Returns:
-        `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G].
+        `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G], NaN of what is masked.
     """
     keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.draws, group)
     rule = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}[policy.config.stopping]
@@ -141,10 +162,14 @@ def roll_out(
     if reward is None:
         return trajectories, None
     rewards_N = reward(trajectories.completions, repeat_rows(batch.references, group)).astype(jnp.float32)
+    if unjudged.is_of_all_truncated:
+        rewards_N = unjudged.settled(rewards_N, are_cut(policy, trajectories))
     return trajectories, rewards_N.reshape(-1, group)
 
 
-def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int) -> LossFn:
+def make_loss(
+    policy: Policy, objective: Objective, reward: RewardFn, group: int, unjudged: Unjudged = LOWEST
+) -> LossFn:
     """Make the loss of a step that rolls out, verifies and improves at once.
 
     Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts as
@@ -156,7 +181,7 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
 
     def loss_fn(params, batch: PromptedBatch, key):
         params = policy.reasoner.stacked(params)  # once for both halves: of stacked ones it changes nothing
-        rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
+        rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key, unjudged))
         return improve(params, (batch, *rolled), key)
 
     return loss_fn
@@ -177,13 +202,19 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
     return loss_fn
 
 
+def extremes(rewards_BG: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the lowest and the highest reward of each group, [B]; inf and -inf where all are masked, as NaN."""
+    masked_BG = jnp.isnan(rewards_BG)
+    return jnp.where(masked_BG, jnp.inf, rewards_BG).min(axis=1), jnp.where(masked_BG, -jnp.inf, rewards_BG).max(axis=1)
+
+
 def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array) -> Sums:
     """Sum the metrics of `make_loss` that rollouts alone decide on."""
     prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
-    low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
+    masked_BG, (low_B, high_B) = jnp.isnan(rewards_BG), extremes(rewards_BG)
     (fed_NT, spoken_NA), in_words = used_slots(policy, trajectories), trajectories.said is not None
     return {
-        "reward": (rewards_BG.sum(), rollouts),
+        "reward": (jnp.sum(rewards_BG, where=~masked_BG), rollouts - masked_BG.sum()),
         "solved": ((high_B >= 1).sum(), prompts),
         "mixed": ((high_B > low_B).sum(), prompts),
         "latent_steps": (trajectories.lengths.sum(), rollouts),

@@ -20,10 +20,11 @@ from jax.sharding import NamedSharding
 from slpo_jax.policy.policy import Policy, PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.rewards.unjudged import Unjudged
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
-from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts, make_sampling
+from slpo_jax.training.host_rewards import LOWEST, HostRewardFn, HostVerdicts, make_sampling
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rl_loss import make_improvement, make_loss, roll_out, rollout_sums
+from slpo_jax.training.rl_loss import extremes, make_improvement, make_loss, roll_out, rollout_sums
 from slpo_jax.training.state import Params, TrainState, make_train_step
 
 Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
@@ -58,6 +59,7 @@ def make_rl_step(
     reference: Params | None = None,
     schedule: optax.Schedule | None = None,
     drawing: Drawing | None = None,
+    unjudged: Unjudged = LOWEST,
 ):
     """Make `(state, batch) -> (state, metrics)`: one program where it can be one.
 
@@ -70,24 +72,24 @@ def make_rl_step(
             They are laid out as the state's, in buffers of their own, since a step gives away the state's. Adapters
             have none: the reasoner without them is the start.
         drawing: how groups whose rewards differ are drawn; None learns from every group.
+        unjudged: what truncated and other unjudged completions earn.
     """
     options = (optimizer, trained, layout, stream, micro_batches)
     asks = objective.needs_behaviour or objective.needs_reference
     if reward is not None and drawing is None and not asks:
-        return make_train_step(make_loss(policy, objective, reward, group), *options, schedule=schedule)
-    on_device = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
+        return make_train_step(make_loss(policy, objective, reward, group, unjudged), *options, schedule=schedule)
+    on_device = make_rollout(policy, objective, reward, group, layout, stream, micro_batches, unjudged)
     updates, slices = objective.updates_per_step, objective.rollout_parts
     loss = make_improvement(policy, objective)
     improve = make_train_step(loss, *options, updates=updates, slices=slices, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
-
-    verdicts = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
+    verdicts = None if host_reward is None else HostVerdicts(host_reward, layout.mesh, unjudged)
 
     def roll_out(state: TrainState, batch):
         batch, trajectories, rewards_BG = on_device(state, batch, reference if objective.needs_reference else {})
         if reward is None:
             assert verdicts is not None
-            rewards_BG = verdicts.rewards(written(trajectories), batch.draws)
+            rewards_BG = verdicts.rewards(written(trajectories), batch.draws, trajectories.lengths)
         return batch, trajectories, rewards_BG
 
     def step(state: TrainState, batch):
@@ -106,6 +108,7 @@ def make_rollout(
     layout: Layout,
     stream: str,
     micro_batches: int,
+    unjudged: Unjudged = LOWEST,
 ):
     """Make the first half, jitted: (state, batch, reference) -> (batch, trajectories, rewards [B, G] or None).
 
@@ -115,12 +118,13 @@ def make_rollout(
         reward: None leaves them to the host.
         group: G.
         layout, stream, micro_batches: see `make_train_step`.
+        unjudged: what a truncated completion earns, by a reward on the device.
     """
 
     def one(params, reference, batch, key):
         before = {**params, **reference}
         params = policy.reasoner.stacked(params)
-        trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
+        trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key, unjudged)
         behaviour = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
         start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None
         return dataclasses.replace(trajectories, behaviour=behaviour, reference=start), rewards_BG
@@ -130,7 +134,8 @@ def make_rollout(
 
 def are_mixed(rewards_BG: jax.Array) -> jax.Array:
     """Tell, bool [B], groups whose rewards differ."""
-    return rewards_BG.max(axis=1) > rewards_BG.min(axis=1)
+    low_B, high_B = extremes(rewards_BG)
+    return high_B > low_B
 
 
 def first_mixed(*rolled: Rolled) -> Rolled:

@@ -124,8 +124,10 @@ class StageCheckpoints:
 
     def _checksum(self, step: int) -> None:
         self._manager.wait_until_finished()
-        write_checksums(self.directory / str(step))
         if hosts.is_first():
+            # Orbax's own `restore` then reads the parameters on any devices, and not only on as many as these.
+            (self.directory / str(step) / "params" / "_sharding").unlink(missing_ok=True)
+            write_checksums(self.directory / str(step))
             shutil.rmtree(self._replaced(step), ignore_errors=True)
 
     def wait(self) -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import json
+import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -10,7 +12,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import datasets
+import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import slpo_jax as slpo
@@ -21,6 +26,8 @@ from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_checks import check
 from slpo_jax.config.registry import shipped
+from slpo_jax.data.generated import ChainConfig
+from slpo_jax.data.problems import load_problems
 from slpo_jax.io import files
 from slpo_jax.io.artifact import write_checksums
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
@@ -83,6 +90,44 @@ def test_a_list_is_solved_as_its_questions_alone(reasoner):
     assert "vote of 2 rollouts" in str(together[1])
     with pytest.raises(slpo.UserError, match=r"question: "):
         reasoner.solve([])
+
+
+@pytest.mark.slow
+def test_a_pure_function_solves_in_one_s_own_jit_and_as_an_export(reasoner):
+    """What `solve` says, from arrays alone."""
+    questions = [QUESTION, "How many ?"]
+    tokens, valid = reasoner.prompts(questions)
+    ids = reasoner.solver.setup.template.prompts(questions)
+    assert [row[real].tolist() for row, real in zip(tokens, valid, strict=True)] == ids
+    function = jax.jit(reasoner.solve_function())
+    exported = jax.export.export(function)(reasoner.params, tokens, valid)
+    for found in (function(reasoner.params, tokens, valid), exported.call(reasoner.params, tokens, valid)):
+        for row, solution in enumerate(reasoner.solve(questions)):
+            assert found["lengths"][row] == len(solution.latents)
+            vectors = np.stack([latent.vector for latent in solution.latents])
+            np.testing.assert_allclose(found["latents"][row, : len(vectors)], vectors, rtol=1e-4, atol=1e-5)
+            stops = [latent.stop_probability for latent in solution.latents]
+            np.testing.assert_allclose(found["stop"][row, : len(stops)], stops, atol=1e-5)
+            text = reasoner.tokenizer.decode(found["tokens"][row], skip_special_tokens=True)
+            assert text.split() == solution.text.split()
+
+
+def test_a_reasoner_comes_back_from_a_pickle(reasoner, monkeypatch, tmp_path):
+    fixed = slpo.load(reasoner.source, latents=2)
+    written = pickle.dumps(fixed)
+    monkeypatch.chdir(tmp_path)
+    read = pickle.loads(written)
+    assert repr(read) == repr(fixed)
+    for ours, theirs in zip(jax.tree.leaves(read.params), jax.tree.leaves(fixed.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_questions_come_as_a_list_a_tuple_an_array_or_a_column(reasoner):
+    questions = [QUESTION, "How many ?"]
+    expected = [solution.text for solution in reasoner.solve(questions)]
+    for given in (tuple(questions), np.array(questions), pd.Series(questions)):
+        assert [solution.text for solution in reasoner.solve(given)] == expected
 
 
 @pytest.mark.slow
@@ -164,6 +209,7 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     [
         (lambda r: r.solve(None), "question: None is neither a text nor a list"),
         (lambda r: r.solve([QUESTION, 5]), "neither a text nor a list"),
+        (lambda r: r.solve({QUESTION: 1}), "neither a text nor a list"),
         (lambda r: r.solve(QUESTION, samples=-1), "samples: -1 is not valid; give a whole number from 0"),
         (lambda r: r.solve(QUESTION, samples=2, seed=2**70), "seed: .* is not valid"),
         (lambda r: r.evaluate([], limit=1.5), "limit: 1.5 is not valid"),
@@ -269,9 +315,15 @@ def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
         assert (after.answer, after.text, len(after.latents)) == (before.answer, before.text, len(before.latents))
 
 
-@pytest.mark.parametrize(
-    "given", [{"config": 3}, {"eval": 3}, {"workdir": 3}, {"train": 3}, {"config": {3: 4}}, {"eval": {3: "a"}}]
-)
+@pytest.mark.parametrize("given", [{"train": 3}, {"valid": [4]}, {"eval": {"mine": {"a": 1}}}])
+def test_what_holds_no_records_is_a_line_and_leaves_nothing(given, tmp_path):
+    key = "mine" if "eval" in given else next(iter(given))
+    with pytest.raises(slpo.UserError, match=rf"^{key}: .*; (expected question|give a file, a list of dicts)"):
+        slpo.train("quickstart", **given, workdir=tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("given", [{"config": 3}, {"eval": 3}, {"workdir": 3}, {"config": {3: 4}}, {"eval": {3: "a"}}])
 def test_a_wrong_argument_of_a_run_is_a_line(given):
     (key,) = given
     with pytest.raises(slpo.UserError, match=rf"^{key}: {{?3"):
@@ -312,6 +364,84 @@ def test_the_command(arguments, said, capsys):
 def test_every_shipped_config_says_what_it_is():
     assert {"quickstart", "coconut_gpt2"} <= shipped().keys()
     assert all(shipped().values())
+
+
+RECORDS = [{"question": f"{n} + {n}", "steps": [f"{n} + {n} = {2 * n}"], "answer": 2 * n, "kind": n % 3}
+           for n in range(40)]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["records", "problems", "pandas", "datasets"])
+def test_a_run_takes_records_for_its_problems(form, tmp_path, monkeypatch):
+    """The run's config names the files in which they are then, with their columns."""
+    seen = []
+    monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda config, *_: seen.append(config.data))
+    make = {"records": list, "problems": slpo.read, "pandas": pd.DataFrame, "datasets": datasets.Dataset.from_list}
+    train, valid, test = (make[form](RECORDS[part]) for part in (slice(24), slice(24, 32), slice(32, 40)))
+    slpo.train("quickstart", train=train, valid=valid, eval={"mine": test}, workdir=tmp_path)
+    (data,) = seen
+    written = {data.train: RECORDS[:24], data.valid: RECORDS[24:32], data.eval["mine"]: RECORDS[32:]}
+    columns = frozenset({"kind"})
+    for source, records in written.items():
+        assert load_problems(source, columns=columns) == load_problems(records, columns=columns)
+
+
+def test_a_dict_of_splits_gives_the_sets_that_are_not_given(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda config, *_: seen.append(config.data))
+    parts = {"train": RECORDS[:24], "validation": RECORDS[24:32], "test": RECORDS[32:]}
+    splits = datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in parts.items()})
+    slpo.train("quickstart", train=splits, workdir=tmp_path / "all")
+    slpo.train(
+        "quickstart",
+        train=splits,
+        valid=pd.DataFrame(RECORDS[:3]),
+        eval={"mine": splits},
+        workdir=tmp_path / "some",
+    )
+    read = [[len(load_problems(source)) for source in (data.train, data.valid, *data.eval.values())] for data in seen]
+    assert read == [[24, 8, 8], [24, 3, 8]]
+    assert "splits train, validation, test of train, validation, test" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_with_other_records(tmp_path, monkeypatch):
+    monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda *_: None)
+    run = slpo.train("quickstart", train=RECORDS, eval={"mine": RECORDS}, workdir=tmp_path)
+    path = run.workdir / "data" / "train.jsonl"
+    before = path.read_text()
+    (tmp_path / "checkpoints" / "imitate" / "5").mkdir(parents=True)
+    slpo.train("quickstart", train=RECORDS, eval={"mine": RECORDS[1:]}, workdir=tmp_path)  # other tests may be asked
+    with pytest.raises(slpo.UserError, match=r"^train: the records are not those that .* began with"):
+        slpo.train("quickstart", train=RECORDS[1:], workdir=tmp_path)
+    assert path.read_text() == before
+
+
+def test_a_path_that_is_not_utf8_is_a_line(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(slpo.UserError, match=r"is not UTF-8, as a checkpoint's has to be"):
+        slpo.load(path)
+    with pytest.raises(slpo.UserError, match=r"^--workdir=.* is not UTF-8"):
+        slpo.train(load_config(), workdir=path)
+    with pytest.raises(slpo.UserError, match=r"is not UTF-8"), files.whole_folder(path):
+        pass
+
+
+def test_the_sets_of_a_run_are_read_as_the_run_does(tmp_path):
+    """And written to a file from which the same problems are read."""
+    data = {"eval": {"made": "chain:test"}, "chain": {"modulus": 7}}
+    folder = workdir("coconut_gpt2", tmp_path / "work", data=data)
+    run = slpo.load(folder)
+    problems = run.problems("made")
+    expected = load_problems("chain:test", ChainConfig(modulus=7))
+    assert problems == expected != load_problems("chain:test")
+    assert "made with config.data.chain: modulus=7" in str(problems)
+    assert run.problems("chain:test") == expected
+    assert "made with the defaults of config.data.chain" in str(slpo.read("chain:test"))
+    commands._run(["data", str(folder), "made", f"--out={tmp_path}/made.jsonl"])
+    assert load_problems(f"{tmp_path}/made.jsonl") == expected
+    with pytest.raises(slpo.UserError, match=r"is a run; name one of its sets too"):
+        commands._run(["data", str(folder)])
+    with pytest.raises(slpo.UserError, match=r"end it in \.jsonl"):
+        commands._run(["data", str(folder), "made", f"--out={tmp_path}/made.txt"])
 
 
 def test_a_run_takes_a_function_as_its_reward(tmp_path, monkeypatch):

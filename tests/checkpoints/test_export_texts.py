@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -233,7 +235,6 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path):
     with pytest.raises(ValueError, match=lacks):
         copied.generate(**asked)
     card = (exported / "README.md").read_text()
-    assert "`save_pretrained` writes the first line's files alone: copy the others beside them." in card
     for name in ("custom_generate/generate.py", "reasoner.safetensors", "reasoner.json"):
         assert f"- `{name}`" in card
         write = tmp_path / "copy" / name
@@ -251,6 +252,7 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path):
         ({"max_latents": -1}, "max_latents is at least 0"),
         ({"stop_threshold": 1.5}, "stop_threshold from 0 to 1"),
         ({"no_such_word": 1}, "no_such_word"),
+        ({"stop_strings": ["pens"]}, "leave them out"),
         ({"max_latents": 35}, "positions, the model has 40 with the answer's; shorten the prompt"),
     ],
 )
@@ -284,15 +286,226 @@ def test_a_prompt_without_its_marker_is_an_error(exported):
                 _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True
             )
         )
-    with pytest.raises(Exception, match="one question"):
-        tokenizer.apply_chat_template(_chats([QUESTION])[0] * 2)
+    with pytest.raises(Exception, match="no message from the user"):
+        tokenizer.apply_chat_template([{"role": "system", "content": QUESTION}])
+
+
+def test_the_last_message_of_the_user_is_the_question(exported):
+    """As clients send chats: with a system's message, in several turns, and a text in parts."""
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    (alone,) = _chats([QUESTION])
+    before = [{"role": "system", "content": "Be brief ."}, *_chats(["How many ?"])[0]]
+    before.append({"role": "assistant", "content": "5"})
+    parts = [{"type": "text", "text": QUESTION[:4]}, {"type": "image"}, {"type": "text", "text": QUESTION[4:]}]
+    for chat in ([*before, *alone], [*before, {"role": "user", "content": parts}]):
+        assert tokenizer.apply_chat_template(chat)["input_ids"] == tokenizer.apply_chat_template(alone)["input_ids"]
+
+
+def test_what_a_server_s_client_did_wrong_is_its_error(exported, monkeypatch):
+    """Where transformers serves, with FastAPI: an HTTPException of 400, which is a ValueError too."""
+
+    class HTTPException(Exception):
+        def __init__(self, status_code, detail):
+            self.status_code, self.detail = status_code, detail
+
+    monkeypatch.setitem(sys.modules, "starlette.exceptions", SimpleNamespace(HTTPException=HTTPException))
+    model, tokenizer = _open(exported)
+    asked = tokenizer.apply_chat_template(_chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True)
+    with pytest.raises(HTTPException) as refused:
+        model.generate(**asked)
+    assert isinstance(refused.value, ValueError)
+    assert refused.value.status_code == 400
+    assert "a word that the tokenizer doesn't know" in str(refused.value)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_thought_has_the_answer_s_scores_as_transformers_returns_them(exported, beams):
+    torch = pytest.importorskip("torch")
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer, QUESTIONS[:2])
+    wanted = {"output_scores": True, "output_logits": True, "output_hidden_states": True, "num_beams": beams}
+    thought = model.generate(**asked, return_dict_in_generate=True, **wanted)
+    new = thought.sequences[:, asked["input_ids"].shape[1] :]
+    assert len(thought.scores) == len(thought.logits) == len(thought.hidden_states) == new.shape[1]
+    plain = model.generate(**asked, return_dict_in_generate=True)
+    assert plain.scores is plain.logits is plain.hidden_states is plain.attentions is None
+    beam_indices = thought.beam_indices
+    scores = model.compute_transition_scores(
+        thought.sequences, thought.scores, beam_indices, normalize_logits=beams == 1
+    )
+    for row in range(2):
+        thought_TD = thought.latents[row, : thought.lengths[row]]
+        logits_V = torch.tensor(_after_a_thought(model, asked, row, thought_TD))
+        assert scores[row, 0].item() == pytest.approx(logits_V.log_softmax(-1)[new[row, 0]].item(), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reasoner", ["coconut_qwen2", "coconut_qwen3"])
+def test_a_qwen_thinks_as_itself(reasoner, tmp_path):
+    export_checkpoint(workdir(reasoner, tmp_path / "work") / "checkpoints" / "cold_start", tmp_path / "exported")
+    model, tokenizer = _open(tmp_path / "exported")
+    assert type(model).__name__ == type(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")).__name__
+    asked = _asked(tokenizer, [QUESTION])
+    thought = model.generate(**asked, return_dict_in_generate=True, output_logits=True)
+    expected = model.compute_transition_scores(thought.sequences, thought.logits, normalize_logits=True)
+    found = _log_probabilities(model, thought.sequences, None, asked["input_ids"].shape[1], latents=thought.latents)
+    np.testing.assert_allclose(found.detach(), expected, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_adapters_of_peft_are_put_on_it(exported):
+    peft = pytest.importorskip("peft")
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    before = model.generate(**asked)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=True))
+    np.testing.assert_array_equal(adapted.generate(**asked), before)
+    with pytest.raises(ValueError, match="has no thought"):
+        adapted.train()(**asked, labels=asked["input_ids"])
+    model.config.think_in_forward = True
+    adapted(
+        input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], labels=asked["input_ids"]
+    ).loss.backward()
+    gradients = [p.grad.abs().sum() for p in adapted.parameters() if p.grad is not None]
+    assert max(gradients) > 0
+
+
+def _log_probabilities(model, ids, mask, prompts, **given):
+    """transformers' and TRL's: of each token after the prompts, at the position before it."""
+    new = ids[:, prompts:]
+    logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=new.shape[1] + 1, **given).logits[:, :-1]
+    return logits.log_softmax(dim=-1).gather(2, new[..., None])[..., 0]
+
+
+def test_a_forward_that_thinks_has_the_probabilities_of_the_answers(work):
+    """Against the logits that `generate` chose by; of rows padded on the left, as TRL has them, and on the right."""
+    torch = pytest.importorskip("torch")
+    folder = work.parent / "cold_start"
+    model, tokenizer = _open(folder)
+    asked = _asked(tokenizer)
+    prompts = asked["input_ids"].shape[1]
+    thought = model.generate(**asked, return_dict_in_generate=True, output_logits=True)
+    expected = model.compute_transition_scores(thought.sequences, thought.logits, normalize_logits=True)
+    new = thought.sequences[:, prompts:]
+    real = (new == tokenizer.eos_token_id).cumsum(dim=1) - (new == tokenizer.eos_token_id).long() == 0
+    mask = torch.cat([asked["attention_mask"], real], dim=1)
+    thinking = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, think_in_forward=True)
+    if getattr(model.config, "latent_start_id", None) is None:
+        with pytest.raises(ValueError, match="no token marks the end of this model's prompts"):
+            thinking(**asked)
+        return
+    for training in (False, True):
+        thinking.train(training)
+        for module in thinking.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        found = _log_probabilities(thinking, thought.sequences, mask, prompts)
+        np.testing.assert_allclose(found[real].detach(), expected[real], atol=2e-4)
+    given = {"latents": thought.latents, "latent_lengths": thought.lengths}
+    found = _log_probabilities(model, thought.sequences, mask, prompts, **given)
+    np.testing.assert_allclose(found[real].detach(), expected[real], atol=2e-4)
+
+    rows = [thought.sequences[row][mask[row].bool()] for row in range(len(QUESTIONS))]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+    right = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    labels = ids.masked_fill(right == 0, -100)
+    for row, length in enumerate(asked["attention_mask"].sum(dim=1)):
+        labels[row, :length] = -100
+    loss = thinking(input_ids=ids, attention_mask=right, labels=labels).loss
+    assert loss.item() == pytest.approx(-expected[real].mean().item(), abs=2e-4)
+    loss.backward()
+    assert thinking.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(work):
+    pytest.importorskip("torch")
+    model, tokenizer = _open(work.parent / "cold_start")
+    asked = _asked(tokenizer)
+    with pytest.warns(UserWarning, match="has no thought"):
+        plain = model(**asked).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(**asked)
+        model(inputs_embeds=model.get_input_embeddings()(asked["input_ids"]))
+        model.generate(**asked)
+    model.train()
+    with pytest.raises(ValueError, match="has no thought"):
+        model(**asked, labels=asked["input_ids"])
+    assert model(**asked, labels=asked["input_ids"], allow_plain_forward=True).loss > 0
+    untouched = AutoModelForCausalLM.from_pretrained(work.parent / "cold_start")
+    assert type(untouched).__module__.startswith("transformers.")
+    assert type(model).__name__ == type(untouched).__name__
+    np.testing.assert_array_equal(plain.detach(), untouched(**asked).logits.detach())
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_continuous_batching_is_a_line(exported, trusted):
+    pytest.importorskip("torch")
+    model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=trusted)
+    ids = AutoTokenizer.from_pretrained(exported).apply_chat_template(_chats([QUESTION]))["input_ids"]
+    with pytest.raises(ValueError, match="thought" if trusted else "thinks before it answers"):
+        model.generate_batch(ids)
+
+
+def test_training_mode_thinks_as_evaluation_does(exported):
+    """Gradient checkpointing leaves a model in training mode no cache, and dropout is noise."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    before = model.generate(**asked, return_dict_in_generate=True)
+    model.train()
+    model.gradient_checkpointing_enable()
+    model.get_input_embeddings().eval()
+    after = model.generate(**asked, return_dict_in_generate=True)
+    np.testing.assert_array_equal(after.lengths, before.lengths)
+    np.testing.assert_allclose(after.latents, before.latents, atol=1e-5)
+    assert model.training
+    assert not model.get_input_embeddings().training
+
+
+def test_an_export_whose_weights_are_offloaded_thinks(exported, tmp_path):
+    pytest.importorskip("accelerate")
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    places = {"device_map": {"": "disk"}, "offload_folder": str(tmp_path)}
+    offloaded = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True, **places)
+    assert offloaded.device.type == "meta"
+    np.testing.assert_array_equal(offloaded.generate(**asked), model.generate(**asked))
+
+
+@pytest.mark.parametrize("given", ["argument", "config", "both"])
+def test_the_caller_s_max_new_tokens_wins(exported, given):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer, ["How many ?"])
+    arguments = {} if given == "config" else {"max_new_tokens": 1}
+    if given != "argument":
+        most = {"config": 1, "both": 2}[given]
+        arguments["generation_config"] = GenerationConfig(max_new_tokens=most, eos_token_id=-1)
+    assert model.generate(**asked, **arguments).shape[1] == asked["input_ids"].shape[1] + 1
+
+
+def test_files_have_the_permissions_that_the_umask_leaves(exported, tmp_path):
+    run = exported.parent / "work" / "checkpoints" / "cold_start"
+    before = os.umask(0o027)
+    try:
+        export_checkpoint(run, tmp_path / "exported")
+    finally:
+        os.umask(before)
+    assert oct((tmp_path / "exported").stat().st_mode & 0o777) == "0o750"
+    files = [path for path in (tmp_path / "exported").rglob("*") if path.is_file()]
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o640"}
 
 
 def test_untrusted_it_does_not_answer_without_a_thought(exported):
     pytest.importorskip("torch")
     model, asked = AutoModelForCausalLM.from_pretrained(exported), _asked(AutoTokenizer.from_pretrained(exported))
-    for arguments in ({}, {"max_new_tokens": 5}, {"do_sample": True, "top_k": 0}, {"num_beams": 2}):
-        with pytest.raises(ValueError, match="trust_remote_code=True"):
+    for arguments in (
+        {},
+        {"max_new_tokens": 5},
+        {"do_sample": True, "top_k": 0},
+        {"num_beams": 2},
+        {"sequence_bias": {(3,): 1.0}},
+    ):
+        with pytest.raises(ValueError, match=r"thinks before it answers.*trust_remote_code=True"):
             model.generate(**asked, **arguments)
     thought = model.generate(**asked, custom_generate=str(exported), trust_remote_code=True)
     assert thought.shape[1] > asked["input_ids"].shape[1]
@@ -346,7 +559,13 @@ def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, latent_policy, 
     generation = exported / "generation_config.json"
     assert generation.exists() == reasoner.startswith("coconut")
     if generation.exists():
-        assert "slpo_jax alone" in json.loads(generation.read_text())["bad_words_ids"]
+        assert "slpo_jax alone" in json.loads(generation.read_text())["sequence_bias"]
+        assert "auto_map" not in json.loads((exported / "config.json").read_text())
+
+
+def test_an_export_s_own_code_is_no_news_to_us(exported, caplog):
+    load_solver(str(exported))
+    assert "auto_map" not in caplog.text
 
 
 def test_the_file_needs_neither_jax_nor_this_package(exported):

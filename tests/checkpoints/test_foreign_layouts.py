@@ -13,8 +13,8 @@ import slpo_jax
 from published import QUESTIONS, coconut_hugging_face, coconut_original, codi_original, random_model, tokenizer, torch
 from published_bases import copied, written
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
-from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.saved_config import config_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params
 from slpo_jax.models.parts import DECODER

@@ -12,8 +12,8 @@ import slpo_jax
 from asked import edit
 from slpo_jax.api.conversion import import_checkpoint
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.decode_settings import config_of, original_settings, stopping_of
 from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.saved_config import config_of, stated_settings, stopping_of
 from slpo_jax.errors import UserError
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
@@ -74,11 +74,12 @@ def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, thr
     said = [record.getMessage() for record in caplog.records][1:]
     assert line in " ".join(said)
     assert len(said) == bool(line)
-    made = {"gate.enabled": True, "max_latents": 12, "rule": threshold}
-    assert original_settings(identity) == made
+    assert stated_settings(identity, config_of(identity)) == {"max_latents": 12}
     assert stopping_of(config_of(identity), identity) == ("threshold", threshold)
     import_checkpoint(tmp_path, tmp_path / "imported")
-    assert {key: original_settings(identify(str(tmp_path / "imported")))[key] for key in made} == made
+    imported = identify(str(tmp_path / "imported"))
+    assert stopping_of(config_of(imported), imported) == ("threshold", threshold)
+    assert config_of(imported).max_latents == 12
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ GATE = _named(gate__out=LINEAR)
 def _export(folder, side, architecture="coconut", **facts):
     tiny_folder(folder)
     known = {"format": 1, "architecture": architecture, "projector": 5 if architecture == "codi" else 0, "tidy": True,
-             "gate": 0, "gate_trained": True, "source": "", "settings": {}}  # fmt: skip
+             "gate": 0, "source": "", "config": {}, "rule": None}  # fmt: skip
     (folder / "reasoner.json").write_text(json.dumps(known | facts))
     if side:
         save_file(side, folder / "reasoner.safetensors")

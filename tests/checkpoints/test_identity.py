@@ -10,15 +10,15 @@ from safetensors.numpy import load_file
 import slpo_jax as slpo
 from asked import RUN, T, edit, workdir
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
-from slpo_jax.checkpoints import decode_settings
-from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
+from slpo_jax.checkpoints import saved_config
 from slpo_jax.checkpoints.foreign import Foreign
 from slpo_jax.checkpoints.identity import Ours, identify, newest_checkpoint
+from slpo_jax.checkpoints.saved_config import config_of, stopping_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row, write_row
 from slpo_jax.io import orbax
+from slpo_jax.io import workdir as workdirs
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.stages import section_of
 
 
 @pytest.fixture(scope="module", params=list(RUN))
@@ -41,15 +41,10 @@ def test_ours_and_the_run_around_it(case):
     assert len(found.tokenizer()) == found.description.model.vocab_size
     before = identify(str(work / "checkpoints" / "imitate"))
     assert (before.gate_hidden, before.gate_trained) == (0, False)
-    for stage, changes, trained in (
-        (found.stage_folder, {"gate": {"enabled": False}}, False),  # so it was not used
-        (found.stage_folder, {"gate": 5}, True),  # edited by hand
-        (before.stage_folder, {"rl": {}}, False),  # as the control's, which has its steps
-    ):
-        said = stage.facts.read_text()
-        edit(stage.facts, **changes)
-        assert identify(str(stage.path)).gate_trained == trained
-        stage.facts.write_text(said)
+    said = folder.config.read_text()
+    edit(folder.config, gate={"enabled": False})  # so it was not used
+    assert not identify(str(work)).gate_trained
+    folder.config.write_text(said)
     assert identify(str(work / "checkpoints" / "imitate" / "0")).stage_folder.path == before.stage_folder.path
 
 
@@ -62,10 +57,10 @@ def test_parameters_are_hashed_once_and_settings_read_once(case, monkeypatch):
         monkeypatch.setattr(module, name, lambda *given: calls.append(name) or function(*given))
 
     count(orbax, "damage")
-    count(decode_settings, "read_json")  # the workdir's config.json, and the stage's
-    count(decode_settings, "read_rule")
-    slpo.load(case[1])
-    assert sorted(calls) == ["damage", "read_json", "read_json", "read_rule"]
+    count(workdirs, "read_json")  # the stage's config.json
+    count(saved_config, "read_rule")
+    slpo.load(case[1] / "checkpoints" / "imitate")
+    assert sorted(calls) == ["damage", "read_json", "read_rule"]
 
 
 def test_of_several_objectives_the_last_named_is_the_newest(tmp_path):
@@ -94,7 +89,6 @@ def test_what_is_finished_is_newer_than_what_is_not(tmp_path, warnings, finished
     work = Workdir(tmp_path)
     for name in (*finished.split(), *unfinished.split()):
         (work.stage_folder(name).path / "5" / "params").mkdir(parents=True)
-        work.stage_folder(name).facts.write_text(json.dumps({"stage": section_of(name)}))
         if name in finished.split():
             work.stage_folder(name).finished.write_text("5\n")
     assert newest_checkpoint(str(tmp_path)) == str(work.stage_folder(newest).path)

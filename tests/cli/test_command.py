@@ -68,6 +68,28 @@ def test_ctrl_c_is_a_line(tmp_path):
     )
 
 
+def test_ctrl_c_in_a_callback_of_the_collector_ends_the_command():
+    """Where Python drops what is raised."""
+    program = """if True:
+        import gc, signal, time
+        from slpo_jax.cli.command import run_command
+
+        def interrupt(phase, info):
+            gc.callbacks.clear()
+            signal.raise_signal(signal.SIGINT)
+
+        def main(argv):
+            gc.callbacks.append(interrupt)
+            gc.collect()
+            for _ in range(200):
+                time.sleep(0.05)
+
+        run_command(main, [])
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.split()) == (130, ["interrupted"])
+
+
 def test_a_mistake_of_ours_is_a_traceback():
     status, lines = _end("ZeroDivisionError('sum')")
     assert status == 1

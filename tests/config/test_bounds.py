@@ -115,7 +115,7 @@ def test_layers_go_over_those_before_them():
     assert [*merged.sources] == ["a", "b"]
     assert merged == Outer(5, 5, inner=Inner(0.1, "two"), sources={"a": "x", "b": "y"}, total=9)
     assert changed(merged, {"sources": {"c": "z"}}).sources == {"c": "z"}  # given all at once
-    assert changed(Affecting(), {"several": {"a": {"rate": 0.1}}, "several.a.kind": "two"}).several == {
+    assert changed(Whole(), {"several": {"a": {"rate": 0.1}}, "several.a.kind": "two"}).several == {
         "a": Inner(0.1, "two")
     }
 
@@ -135,36 +135,32 @@ def test_a_text_is_read_as_what_its_key_holds(key, text, value):
 
 @dataclass(frozen=True)
 class Choosing:
-    name: str = setting("one", chooses=("one", "two"))
+    name: str = "one"
     one: Inner = Inner()
     two: Inner = Inner()
 
 
 @dataclass(frozen=True)
-class Affecting:
+class Whole:
     seed: int = 0
-    shape: int = setting(1, affects="model")
-    report: Outer = setting(Outer(), affects="report")
-    law: Choosing = setting(Choosing(), affects="rollouts")
-    several: dict[str, Inner] = setting({"a": Inner()}, affects="nothing")
+    report: Outer = Outer()
+    law: Choosing = Choosing()
+    several: dict[str, Inner] = setting({"a": Inner()})
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
-def test_values_are_those_that_affect_what_is_asked_for():
+def test_values_are_nested_as_sections_are():
     inner = {"rate": 0.5, "kind": "one"}
-    every = values(Affecting())
+    every = values(Whole())
     assert every["law"] == {"name": "one", "one": inner, "two": inner}
     assert every["several"] == {"a": inner}
     assert "total" not in every["report"]
-    assert values(Affecting(), ("rollouts",)) == {"law": {"name": "one", "one": inner}}
-    assert values(Affecting(), ("model", "parameters")) == {"seed": 0, "shape": 1}
-    assert values(Affecting(), ("nothing",)) == {"several": {"a": inner}}
 
 
 def test_several_values_change_at_once():
-    found = changed(Affecting(), {"report.count": 5, "report.start": 4, "law.name": "two", "report.sizes": [1]})
+    found = changed(Whole(), {"report.count": 5, "report.start": 4, "law.name": "two", "report.sizes": [1]})
     assert (found.report.count, found.report.start, found.report.sizes, found.law.name) == (5, 4, (1,), "two")
     for key, value, said in (
         ("report.start", 4, "report.start: 4 is not valid; lower it to count"),
@@ -173,4 +169,4 @@ def test_several_values_change_at_once():
         ("report", None, "report: None is not valid"),
     ):
         with pytest.raises(UserError, match=rf"^config\.part\.{said}"):
-            changed(Affecting(), {key: value}, key="config.part")
+            changed(Whole(), {key: value}, key="config.part")

@@ -134,6 +134,16 @@ PUBLISHED = {
         "imitate.final_steps": 50 * -(-385_620 // 256)},
     ("colar_llama1b", "regular"): COLAR | {
         "prompt.speed": 1, "imitate.recipe": "regular", "imitate.batch_size": 128, "imitate.final_steps": 100 * EPOCH},
+    **{("adalr_llama1b", which): {
+        "imitate": {
+            "batch_size": 128, "final_steps": 30_000, "adalr.distil_factor": 20.0, "adalr.teacher_factor": 1.0,
+            "adalr.last_step": False, "adalr.most": 10, "adalr.latents": latents, "adalr.latents_a_step": a_step,
+            "lora.rank": 128, "lora.alpha": 32.0, "optimizer.learning_rate": 8e-4, "optimizer.schedule": "cosine",
+            "optimizer.warmup_steps": 900, "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 2.0},
+        "rl": {"batch_size": 8, "group": 16, "steps": 60_000, "lora.rank": 32, "optimizer.learning_rate": 1e-5,
+               "optimizer.warmup_steps": 1000},
+        "objective.grpo.kl_weight": 1e-3, "latent_policy.name": "adalr", "gate.enabled": False,
+    } for which, latents, a_step in (("latent_6", 6, 0), ("latent_6_by_1", 5, 1))},
     ("simcot_gpt2", "coconut"): {"imitate": SIMCOT | {  # epochs 3 to 34, counted from 0
         "c_thought": 2, "max_latent_stage": 5, "cot_steps": 0, "batch_size": 64, "stage_steps": 3 * SHORTER,
         "final_steps": (32 - 5 * 3) * SHORTER, "optimizer.learning_rate": 1e-4, "lora.rank": 0}},
@@ -175,7 +185,7 @@ CELLS = {
     twelve: [reasoner + kind for reasoner in twelve.CHOSEN for kind in (*TUNED, ",falling")],
     arena: [f"{method}_{on}{kind}" for method in arena.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
     countdown: [f"{name}_{on}{kind}" for name in countdown.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
-    quickstart: ["", "tune", *(cell + kind for cell in ("all", "no_latents", "cot") for kind in TUNED)],
+    quickstart: ["", "tune", *(cell + kind for cell in ("no_latents", "cot") for kind in TUNED)],
     soft_quickstart: [method + kind for method in soft_quickstart.METHODS for kind in TUNED],
 }
 

@@ -29,6 +29,42 @@ def test_choices_are_written_below_the_question(record, answer):
     assert read == (Problem(BELOW, (), answer),)
 
 
+GPQA = {"Question": "Which?", "Correct Answer": "80 pens\n", "Incorrect Answer 1": "54", "Incorrect Answer 2": "None",
+        "Incorrect Answer 3": "7"}  # fmt: skip
+SCIQ = {"question": "Which?", "correct_answer": "80 pens", "distractor1": "54", "distractor2": "None",
+        "distractor3": "7"}  # fmt: skip
+OPEN_TDB = {"question": "Which?", "correct_answer": "80 pens", "incorrect_answers": ["54", "None", "7"]}
+
+
+@pytest.mark.parametrize("record", [GPQA, SCIQ, OPEN_TDB])
+def test_wrong_answers_in_fields_of_their_own_are_choices_in_a_drawn_order(record):
+    (problem,) = load_problems([record], answers="texts")
+    question, *lines = problem.question.split("\n")
+    choices = dict(line.split(". ") for line in lines)
+    assert (question, sorted(choices)) == ("Which?", ["A", "B", "C", "D"])
+    assert sorted(choices.values()) == ["54", "7", "80 pens", "None"]
+    assert choices[problem.answer] == "80 pens"
+    assert load_problems([record], answers="texts")[0] == problem
+    # The right one is not always at the same place.
+    name = "Question" if "Question" in record else "question"
+    many = load_problems([record | {name: f"Which, {n}?"} for n in range(40)], answers="texts")
+    assert {each.answer for each in many} == {"A", "B", "C", "D"}
+
+
+def test_there_may_be_more_than_ten_choices():
+    texts = {letter: f"text {letter}" for letter in "ABCDEFGHIJKL"}
+    for record in (
+        texts,
+        {"options": [*texts.values()]},
+        {f"option{n}": text for n, text in enumerate(texts.values())},
+    ):
+        (problem,) = load_problems([{"question": "Which?", **record, "answer": "L"}], answers="texts")
+        assert problem.question.endswith("K. text K\nL. text L")
+        assert problem.answer == "L"
+    with pytest.raises(UserError, match="27 columns of choices; give at most 26"):
+        load_problems([{"question": "?", **{f"option{n}": "x" for n in range(27)}, "answer": "A"}], answers="texts")
+
+
 NAN = float("nan")
 LACKING = [
     {"A": "54", "B": None, "C": "7", "D": NAN}, {"opa": "54", "opb": NAN, "opc": "7"}, {"choices": ["54", NAN, "7"]},

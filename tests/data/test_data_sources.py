@@ -1,5 +1,7 @@
 """Where data sets come from: parquet files, directories as on the hub, hub ids, and caches without a network."""
 
+import gzip
+import json
 import logging
 import socket
 import time
@@ -21,6 +23,7 @@ from slpo_jax.data import dataset_rows
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
+from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from small_run import load_config
 
@@ -222,3 +225,35 @@ def test_config_keys_take_their_own_split(tmp_path):
     assert experiment.valid.problems == train[2:3]
     assert experiment.test_set("same").problems == other[:2]
     assert experiment.test_set("large").problems == other[2:5]
+
+
+def test_compressed_files_and_other_names_of_them(tmp_path):
+    records = [{"question": "a", "answer": 1}, {"question": "b", "answer": 2}]
+    lines = "\n".join(map(json.dumps, records)).encode()
+    texts = {"set.ndjson": lines, "set.jsonl.gz": gzip.compress(lines), "set.json.GZ": gzip.compress(lines),
+             "set.csv.gz": gzip.compress(b"question,answer\na,1\nb,2\n")}  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text)
+        assert load_problems(str(tmp_path / name)) == load_problems(records)
+    for text in (b"no gzip", texts["set.csv.gz"][:-9]):
+        (tmp_path / "bad.csv.gz").write_bytes(text)
+        with pytest.raises(UserError, match=r"bad.csv.gz: not a readable gzip file"):
+            load_problems(str(tmp_path / "bad.csv.gz"))
+
+
+def test_a_cell_may_be_long(tmp_path):
+    (tmp_path / "set.csv").write_text("question,answer\n" + "x" * 200_000 + ",1\n")
+    assert len(load_problems(str(tmp_path / "set.csv"))[0].question) == 200_000
+
+
+def test_folders_that_the_library_has_saved(tmp_path, capfd):
+    rows = datasets.Dataset.from_list([{"question": str(n), "answer": n} for n in range(20)])
+    rows.save_to_disk(tmp_path / "alone")
+    datasets.DatasetDict(train=rows, test=rows.select([3])).save_to_disk(tmp_path / "splits")
+    for role in ("train", "validation", "test"):
+        assert len(load_problems(str(tmp_path / "alone"), role=role)) == 20
+    assert len(load_problems(f"{tmp_path}/alone[test]")) == 2
+    assert [each.answer for each in load_problems(str(tmp_path / "splits"), role="test")] == ["3"]
+    assert len(load_problems(f"{tmp_path}/splits@train", role="test")) == 20
+    with pytest.raises(UserError, match="alone@test: was saved without configs or splits; give "):
+        load_problems(f"{tmp_path}/alone@test")

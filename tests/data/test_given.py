@@ -7,6 +7,7 @@ import pandas
 import pyarrow as pa
 import pytest
 
+import slpo_jax
 from data_sets import write_jsonl, write_parquet
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.data.problem import Problem
@@ -104,7 +105,7 @@ def test_values_of_other_libraries_are_read(answer, expected):
         ([], "records: holds no problems; give one with at least one"),
         (pandas.DataFrame(), "records: holds no problems"),
         (RECORDS[0], "dict holds no records"),
-        (datasets.DatasetDict(train=datasets.Dataset.from_list(RECORDS)), "DatasetDict holds no records"),
+        (datasets.DatasetDict(test=datasets.Dataset.from_list(RECORDS)), "records: have no split 'train', only test"),
         (["Q?"], "record 1: not a record with fields"),
         ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* rename the one that holds it to q"),
         (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; rename"),
@@ -154,3 +155,20 @@ def test_problems_without_an_answer_are_kept_where_none_is_needed():
     assert ([each.answer for each in left], left.left_out) == (["5"], 1)
     bad = load_problems([*records[1:], {"question": "D?", "answer": "six"}], unanswered=True)
     assert ([each.answer for each in bad], bad.left_out) == (["5", ""], 1)
+
+
+def test_streams_of_arrow_are_read():
+    table = pa.Table.from_pylist([{"question": "a", "answer": 1}, {"question": "b", "answer": 2}])
+    for read in (load_problems, slpo_jax.read):
+        problems = read(pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
+        assert [(each.question, each.answer) for each in problems] == [("a", "1"), ("b", "2")]
+
+
+def test_a_dict_of_splits_gives_the_split_of_the_role():
+    rows = datasets.Dataset.from_list([{"question": "a", "answer": 1}, {"question": "b", "answer": 2}])
+    splits = datasets.DatasetDict(train=rows, test=rows.select([1]))
+    assert [each.answer for each in load_problems(splits)] == ["1", "2"]
+    assert [each.answer for each in load_problems(splits, role="test")] == ["2"]
+    assert slpo_jax.read(splits).summary[0].startswith("records, split train: 2 problems")
+    with pytest.raises(UserError, match=r"^records: have no split 'validation', only train, test"):
+        load_problems(splits, role="validation")

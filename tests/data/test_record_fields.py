@@ -309,3 +309,26 @@ def test_numbers_keep_the_text_that_was_written(tmp_path):
 def test_columns_of_numbers_are_the_shortest_decimals(dtype, answers, tmp_path):
     path = _columns(tmp_path / "set.parquet", pa.array([dtype(text) for text in answers]))
     assert [problem.answer for problem in load_problems(path)] == answers
+
+
+def test_a_record_without_the_field_of_the_answer_is_counted_as_one_with_nothing_in_it(tmp_path):
+    lacking = [{"question": "b"}, {"question": "c", "answer": ""}, {"question": "d", "answer": None}]
+    for records in ([{"question": "a", "answer": 1}, *lacking], [*lacking, {"question": "a", "answer": 1}]):
+        for source in (records, write_jsonl(tmp_path / "set.jsonl", records)):
+            read = load_problems(source)
+            assert ([each.question for each in read], read.left_out) == (["a"], 3)
+    named = [{"question": "b"}, {"question": "a", "key": "1"}]
+    read = load_problems(named, fields=FieldsConfig(answer="key"))
+    assert ([each.question for each in read], read.left_out) == (["a"], 1)
+    with pytest.raises(UserError, match=r"^record 1: field 'answer' is missing, only question, x are there"):
+        load_problems([{"question": "a", "x": 1}, {"question": "b"}])
+    with pytest.raises(UserError, match=r"^record 1: has no field 'keys'"):
+        load_problems(named, fields=FieldsConfig(answer="keys"))
+
+
+def test_a_question_with_two_answers_is_said():
+    records = [("a", 1), ("b", 2), ("a ", 1.0), ("b", 3), ("b", 4)]
+    read = load_problems([{"question": question, "answer": answer} for question, answer in records])
+    assert len(read) == 5
+    (line,) = read.warnings
+    assert line.startswith("records: 1 of 2 questions come with different answers, such as 'b' with '2' and '3'")

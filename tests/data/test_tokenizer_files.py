@@ -1,5 +1,6 @@
 """Tokenizer files against the tokenizers library, which reads tokenizer.json alone; those of GGUF against slow BPE."""
 
+import errno
 import json
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import Description, write_description
 from slpo_jax.checkpoints.gguf import open_gguf
 from slpo_jax.data.tokenizer import load_tokenizer, token_bytes
+from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from tiny_gguf import SPECIALS, TEXTS, SlowBPE, bpe, refused, tiny_file
@@ -98,6 +100,14 @@ def test_tokenizer_json_decides_in_what_is_saved(tmp_path, name):
         assert (again.padding_side, again.model_max_length, again.extra_special_tokens) == ("left", 77, ["<|im_end|>"])
         assert again.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi"
         assert again.decode([template.start_id, *ids[0]], skip_special_tokens=True) == WRITTEN[0]
+
+
+def test_a_full_disk_is_the_system_s_error(tmp_path):
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=_whole())
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        save_tokenizer(tokenizer, tmp_path)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "tokenizer.json"))
 
 
 def test_tokenizer_json_with_a_prefix_space_is_saved_with_it(tmp_path):

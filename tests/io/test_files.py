@@ -5,6 +5,8 @@ import ctypes
 import json
 import math
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -151,3 +153,32 @@ def test_a_new_folder_takes_an_empty_one_s_place(tmp_path):
             _fill(made, NEW)
         assert _texts(folder) == NEW
         assert folder.stat().st_mode & 0o777 == 0o755
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from slpo_jax.io import files
+
+with files.whole_folder(Path(sys.argv[1])) as made:
+    made.joinpath("a").write_text("b")
+    print("made", flush=True)
+    sys.stdin.readline()
+    os._exit(1)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_is_writing_is_not(tmp_path):
+    folder = tmp_path / "out"
+    command = [sys.executable, "-c", _KILLED, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "made\n"
+        (left,) = tmp_path.iterdir()
+        with files.whole_folder(folder) as made:
+            _fill(made, NEW)
+        assert left.joinpath("a").exists()
+        process.communicate("\n")
+    with files.whole_folder(folder, NEW) as made:
+        _fill(made, NEW)
+    assert [*tmp_path.iterdir()] == [folder]

@@ -14,7 +14,7 @@ def _known(workdir: Workdir) -> set[Path]:
     paths |= {workdir.report_html, workdir.trackers}
     for stage in workdir.finished_stages():
         folder = workdir.stage_folder(stage)
-        paths |= {folder.facts, folder.finished, folder.rule, workdir.digest(stage)}
+        paths |= {folder.config, folder.inputs, folder.finished, folder.rule, workdir.digest(stage)}
     for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:
         files = workdir.set_files(name, row)
         paths |= {files.records, files.latents, files.manifest, files.thoughts}

@@ -87,6 +87,32 @@ def test_values_and_gradients_are_scipy_s(tiles, size, dtypes):
     assert np.abs(of_head).max() > 1
 
 
+@pytest.mark.parametrize("size", ["both cut", "columns alone", "whole"])
+def test_impossible_tokens_have_no_share(tiles, size):
+    """The others' probabilities and gradients are scipy's over the others alone, in one tile and in several."""
+    tiles(*SIZES[size])
+    (hidden, head, tokens, asked, seen), (hidden_64, head_64) = _work(jnp.float32)
+    impossible = (9, 41, 57)
+    tokens = jnp.where(jnp.isin(tokens, jnp.array(impossible)), 4, tokens)
+
+    def loss(hidden, head):
+        found = token_log_probs(hidden, head, tokens, asked, likeliest=True, impossible=impossible)
+        return jnp.sum(found[0] * seen), found
+
+    (_, found), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(hidden, head)
+    logits = hidden_64 @ head_64.T
+    assert np.isin(logits.argmax(-1), impossible).any()
+    logits[..., list(impossible)] = -np.inf
+    log_p = special.log_softmax(logits, axis=-1)
+    g = np.asarray(seen)[..., None] * (np.eye(V)[np.asarray(tokens)] - np.exp(log_p))
+    chosen = np.take_along_axis(log_p, np.asarray(tokens)[..., None], axis=-1)[..., 0]
+    asked = np.asarray(asked)
+    np.testing.assert_allclose(np.asarray(found[0])[asked], chosen[asked], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(found[1])[asked], logits.argmax(-1)[asked])
+    np.testing.assert_allclose(gradients[0], g @ head_64, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(gradients[1], np.tensordot(g, hidden_64, [range(2)] * 2), rtol=1e-5, atol=2e-5)
+
+
 def test_passes_of_a_vmap_are_theirs_without(tiles):
     tiles(*SIZES["both cut"])
     hidden, head, tokens, asked, seen = _work(jnp.float32)[0]

@@ -10,6 +10,7 @@ import pytest
 
 from slpo_jax.evaluation.statistics import solved_share
 from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, rloo
+from slpo_jax.training.objectives.slpo import AnswerOnly
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,19 @@ def test_solved_share_by_counting(n):
         for right in range(n + 1):
             counted = np.mean([any(i < right for i in subset) for subset in subsets])
             assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_what_is_masked_is_out_of_its_group(name):
+    """The others have the advantages of a group of their own, and alone none; of whole groups nothing is another."""
+    objective = AnswerOnly(advantage=name, pass_k=2)
+    rewards_BG = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    masked_BG = np.arange(5)[None] < np.arange(6)[:, None]  # none of the first group, all of the last
+    found = objective.advantages(jnp.where(masked_BG, jnp.nan, rewards_BG))
+    advantage = ADVANTAGES[name](2)
+    np.testing.assert_array_equal(found[0], advantage(rewards_BG[0]))
+    for rewards, masked, own in zip(rewards_BG, masked_BG, found, strict=True):
+        kept = rewards[~masked]
+        expected = advantage(jnp.array(kept)) if len(kept) > 1 else np.zeros(len(kept))
+        np.testing.assert_allclose(own[~masked], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(own[masked], 0)

@@ -2,6 +2,7 @@
 
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,12 +11,12 @@ from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import byte_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.functions import asked_of, names_of
+from slpo_jax.rewards.functions import Written, asked_of, names_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, DeviceReward, Reward, RewardEntry
 from slpo_jax.rewards.verifier import byte_table, is_after_mark
 
 PROBLEMS = [Problem(f"pick {a}", (f"{a}",), "", {"pair": [a, a + 1]}) for a in (3, 7)]
-TEXTS = ["4", "5"]
+TEXTS = [Written("4", (4, 0), 2), Written("5", (5, 1, 0), 3)]
 TEMPLATE = text_template(byte_tokenizer(), PromptConfig())
 
 
@@ -24,7 +25,8 @@ def either(pair, completion):
 
 
 def trl_style(completions, prompts, pair, **columns):
-    assert columns == {"steps": [["3"], ["7"]], "question": prompts, "answer": ["", ""]}
+    own = {"completion_ids": [[4, 0], [5, 1, 0]], "latents": [2, 3], "truncated": [False, False]}
+    assert columns == {"steps": [["3"], ["7"]], "question": prompts, "answer": ["", ""]} | own
     return [float(c in map(str, p)) for c, p in zip(completions, pair, strict=True)]
 
 
@@ -87,34 +89,167 @@ def test_a_list_has_a_number_for_each(given, said):
         asked_of(lambda completions: given, PROBLEMS, TEXTS, "f")
 
 
-def test_a_failed_verdict_earns_nothing_and_is_said_once(registered, warnings):
+def judged(judge, texts, problems, **how):
+    return judge.judged([judge.read(row) for row in tokens_of(*texts)], problems, **how)
+
+
+def test_a_failed_verdict_is_none_and_is_said_once(registered, warnings):
     def fails_on_4(completion):
         if completion == "5":
             sys.exit(3)
         return 1 / (int(completion) - 4)
 
     registered(fails_on_4)
-    found = reward(("fails_on_4", 1.0)).verdicts(tokens_of("4", "3", "4", "6~", "5"), PROBLEMS * 2 + PROBLEMS[:1])
+    found = judged(reward(("fails_on_4", 1.0)), ["4", "3", "4", "6~", "5"], PROBLEMS * 2 + PROBLEMS[:1])
     assert found.failed.tolist() == [True, False, True, False, True]
+    assert found.cut.tolist() == [False, False, False, True, False]
+    assert found.unjudged.tolist() == [True, False, True, True, True]
     assert found.total.tolist() == [0, -1, 0, 0, 0]
     assert warnings == [
-        f"reward: fails_on_4 failed on a completion, which earns 0: {error}"
+        f"reward: fails_on_4 failed on a completion, which isn't judged: {error}"
         for error in ("ZeroDivisionError: division by zero", "SystemExit: 3")
     ]
     assert asked_of(lambda completions: [None, 1.0], PROBLEMS, TEXTS) == [None, 1.0]
 
 
-def test_a_function_that_only_fails_ends_the_run(registered):
-    def broken(completion):
-        return nothing  # noqa: F821
+def test_none_is_not_applicable_and_ends_nothing(registered, warnings):
+    """However often it comes, and however often the process has begun anew."""
 
-    registered(broken)
-    judge = reward(("broken", 1.0))
-    for _ in range(3):  # which counts for nothing
-        assert judge.tried([judge.read(row) for row in tokens_of(*"1" * 8)], PROBLEMS * 4).failed.all()
-    judge.verdicts(tokens_of(*"1" * 14), PROBLEMS * 7)
-    with pytest.raises(UserError, match=r"^config\.reward: broken gave no verdict .* any of its first 16 completions"):
-        judge.verdicts(tokens_of("1", "2"), PROBLEMS)
+    def of_threes(question, completion):
+        return float(completion == "3") if "3" in question else None
+
+    def of_others(question, completion):
+        return None if "3" in question else 2.0 * (completion == "7")
+
+    def never(completion):
+        return None
+
+    registered(of_threes, of_others, never)
+    judge = reward(("of_threes", 1.0), ("of_others", 0.5))
+    found = judged(judge, ["3", "7", "7", "3", "7~"], [*PROBLEMS, *PROBLEMS, PROBLEMS[1]])
+    assert found.total.tolist() == [1, 1, 0, 0, 0]
+    assert found.right.tolist() == [True, True, False, False, False]
+    assert found.unjudged.tolist() == [False, False, False, False, True]
+    np.testing.assert_array_equal(found.by_name["of_threes"], [1, np.nan, 0, np.nan, np.nan])
+    rows = [judge.read(row) for row in tokens_of("3", "7", "7", "3", "7~")]
+    assert judge.right(rows, [*PROBLEMS, *PROBLEMS, PROBLEMS[1]]) == found.right.tolist()
+    nothing = judged(reward(("never", 1.0)), ["1"] * 40, PROBLEMS * 20)
+    assert nothing.unjudged.all()
+    assert not nothing.failed.any()
+    assert [line for line in warnings if "never" in line] == [
+        "reward: never gave None on a completion, which counts as not applicable"
+    ]
+
+
+def test_none_on_some_of_a_problem_s_completions_is_no_way_out(registered):
+    def picky(completion):
+        return None if completion == "1" else -5.0
+
+    registered(picky)
+    found = judged(reward(("picky", 1.0)), ["1", "2", "2"], [PROBLEMS[0]] * 3)
+    assert found.unjudged.tolist() == [True, False, False]
+
+
+def test_a_function_of_many_gets_the_whole_group(registered):
+    """Truncated ones too, of which its verdict counts only if it names them."""
+    seen = []
+
+    def lengths(completions, truncated, latents):
+        seen.append((completions, truncated, latents))
+        return [-float(len(completion)) for completion in completions]
+
+    def shapes(completions, **columns):
+        seen.append((completions, columns["truncated"], columns["latents"]))
+        return [-1.0] * len(completions)
+
+    registered(lengths, shapes)
+    texts, problems = ["4", "55~", "666"], [PROBLEMS[0]] * 3
+    for name, unjudged in (("lengths", [False] * 3), ("shapes", [False, True, False])):
+        judge = reward((name, 1.0))
+        rows = [judge.read(row, latents) for row, latents in zip(tokens_of(*texts), (2, 3, 1), strict=True)]
+        found = judge.judged(rows, problems)
+        (texts_seen, truncated, latents), *_ = seen
+        assert (len(texts_seen), truncated, latents) == (3, [False, True, False], [2, 3, 1])
+        assert found.unjudged.tolist() == unjudged
+        assert not any(judge.right(rows, problems))
+        seen.clear()
+
+
+def test_what_a_truncated_completion_may_be_judged_by(registered):
+    judge = reward((CORRECT, 1.0))
+    problems = [Problem("?", (), "4")] * 2
+    assert judged(judge, ["### 4", "### 4~"], problems).total.tolist() == [1, 0]
+    as_text = judged(reward((CORRECT, 1.0)), ["### 4", "### 4"], problems, with_truncated=True)
+    assert as_text.total.tolist() == [1, 1]
+
+    def of_text(completion):
+        return float(completion.startswith("4"))
+
+    registered(of_text)
+    assert judged(reward(("of_text", 1.0)), ["4", "4~"], problems, with_truncated=True).total.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "jax", "torch", "verl"])
+def test_numbers_of_other_programs_are_read(kind):
+    def given(completion):
+        value = float(completion) / 8
+        if kind == "torch":
+            return pytest.importorskip("torch").tensor(value)
+        return {"numpy": np.float32, "jax": jnp.float32, "verl": lambda x: {"score": x, "acc": True}}[kind](value)
+
+    def of_lists(completions):
+        return np.array([float(completion) / 8 for completion in completions])
+
+    assert asked_of(given, PROBLEMS, TEXTS) == asked_of(of_lists, PROBLEMS, TEXTS) == [0.5, 0.625]
+
+
+def test_an_async_function_is_one_line():
+    async def later(completion):
+        return 1.0
+
+    with pytest.raises(UserError, match=r"^reward: later is an async function; give a plain one"):
+        register_reward("later", later)
+
+
+def test_completions_are_chats_where_prompts_are():
+    chat = [{"role": "user", "content": "pick 3"}]
+    chats = [Problem("pick 3", (), "", {"prompt": chat}), Problem("pick 7", (), "", {"prompt": chat})]
+    seen = []
+
+    def of_any(prompts, completions):
+        seen.append((prompts, completions))
+        return [1.0] * len(prompts)
+
+    def of_chats(completions: list[list[dict[str, str]]], prompts):
+        return of_any(prompts, completions)
+
+    said = [[{"role": "assistant", "content": text}] for text in ("4", "5")]
+    assert asked_of(of_any, chats, TEXTS) == asked_of(of_any, PROBLEMS, TEXTS) == asked_of(of_chats, PROBLEMS, TEXTS)
+    asked = [[{"role": "user", "content": problem.question}] for problem in PROBLEMS]
+    assert seen == [([chat, chat], said), (["pick 3", "pick 7"], ["4", "5"]), (asked, said)]
+
+
+def test_trl_s_own_rewards_say_what_they_say_in_trl():
+    rewards = pytest.importorskip("trl.rewards")
+    pytest.importorskip("math_verify")
+    texts = [r"<think>a</think> \boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{3}} no"]
+    ids = [[1, 2, 3] * 5, [7] * 30, [9] * 12]
+    problems = [Problem("?", (), "1/3", {"solution": r"\frac{1}{3}"})] * 3
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    made = {
+        "get_soft_overlong_punishment": (25, 20),
+        "get_cosine_scaled_reward": (100,),
+        "get_repetition_penalty_reward": (),
+    }
+    names = [name for name in rewards._import_structure.values() for name in name]
+    assert {"accuracy_reward", "think_format_reward", "reasoning_accuracy_reward"} <= {*names}
+    for name in names:
+        function = getattr(rewards, name)
+        function = function(*made[name]) if name in made else function
+        expected = function(completions=completions, solution=[r"\frac{1}{3}"] * 3, completion_ids=ids)
+        written = [Written(text, tuple(tokens)) for text, tokens in zip(texts, ids, strict=True)]
+        assert asked_of(function, problems, written) == expected, name
+        assert len(set(expected)) > 1, name
 
 
 def test_several_earn_their_weighted_sum_and_the_first_says_what_is_right(registered):
@@ -124,9 +259,9 @@ def test_several_earn_their_weighted_sum_and_the_first_says_what_is_right(regist
     registered(either, short)
     asked, tokens = [*PROBLEMS, *PROBLEMS], tokens_of("3~", "8", "5", "14")
     judge = reward(("either", 1.0), ("short", -0.5))
-    found = judge.verdicts(tokens, asked)
-    assert found.by_name["either"].tolist() == [0, 1, 0, 0]
-    assert found.by_name["short"].tolist() == [0, 3, 3, 0]
+    found = judge.judged([judge.read(row) for row in tokens], asked)
+    np.testing.assert_array_equal(found.by_name["either"], [np.nan, 1, 0, 0])
+    np.testing.assert_array_equal(found.by_name["short"], [np.nan, 3, 3, 0])
     assert found.total.tolist() == [0, -0.5, -1.5, 0]
     assert judge.right([judge.read(row) for row in tokens], asked) == [False, True, False, False]
     assert reward(("short", 1.0), ("either", 1.0)).right([judge.read(row) for row in tokens], asked)[2]

@@ -48,6 +48,14 @@ def numbers(completion):
 def used_up(completion):
     return next(LEFT)
 
+def pooled(numbers):
+    import multiprocessing
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        total = sum(pool.map(abs, numbers))
+        pool.map_async(time.sleep, [600, 600])  # is under way when the pool is ended
+        time.sleep(0.5)
+        return total
+
 def odd(case):
     if case == "raises":
         raise ValueError("two\\nlines")
@@ -92,6 +100,11 @@ def test_functions_of_a_file_are_sent_with_all_they_name(own):
     assert asked(own.numbers, text) == [8]
     assert asked(lambda completion, more=3: twice(more), text) == [6]
     assert "slpo_jax_verdicts" in sys.modules
+
+
+def test_a_function_may_have_a_pool_of_its_own(own):
+    """Whose processes obey SIGTERM, by which it ends them."""
+    assert asked(own.pooled, {"numbers": [3, -4]}, {"numbers": [1]}, seconds=20) == [7, 1]
 
 
 def test_what_can_not_be_sent_or_loaded_is_said(own, monkeypatch):

@@ -27,6 +27,22 @@ READ = [
     ("Answer:** `Tom is a lempus.`", "Tom is a lempus", True),
     ("### **", None, False),
     ("### Tom is a lempusé", "Tom is a lempusé", False),
+    ("The answer is Tom is a lempus.", "Tom is a lempus", True),
+    ("The answer\nis\n**Tom is a lempus**.", "Tom is a lempus", True),
+    ("The answer is", None, False),
+    ("The answer isTom is a lempus", "The answer isTom is a lempus", False),
+    ("So <answer> Tom is a lempus. </answer> I think", "Tom is a lempus", True),
+    ("<Answer>The answer is Tom is a lempus</Answer>.", "Tom is a lempus", True),
+    ("<answer>no</answer> <answer>Tom is a lempus", "Tom is a lempus", True),
+    ("Tom is a lempus</answer>, no", "Tom is a lempus", True),
+    ("<think>It is no.</think>\nTom is a lempus", "Tom is a lempus", True),
+    (r"so $\boxed{Tom is a lempus}$, done", "Tom is a lempus", True),
+    (r"The answer is \boxed{\text{Tom is a lempus.}}.", "Tom is a lempus", True),
+    (r"<answer>\boxed{Tom is a lempus</answer>}", "Tom is a lempus", True),
+    (r"\boxed{no} \boxed{\{{Tom} is\}} a lempus", r"\{{Tom} is\}", False),
+    (r"\boxed{Tom is a lempus", "Tom is a lempus", True),
+    (r"\boxed{}", None, False),
+    (r"Tom } is { a lempus", "Tom } is { a lempus", False),
 ]
 
 
@@ -40,7 +56,7 @@ def test_the_text_after_the_last_mark_is_compared_word_by_word(text, answer, rig
 # Completion, and the choice that is read.
 CHOICES = [
     ("B", "B"), ("(B)", "B"), ("B.", "B"), ("Answer: B", "B"), ("**B**", "B"), ("A or B? C", "C"), ("#### J", "J"),
-    ("A. It can't be B, so DAD", "B"), ("A's", None), ("I'm K", None), ("b", None), ("AB", None), ("B2 _A", None),
+    ("A. It can't be B, so DAD", "B"), ("A's", None), ("I'm K", "K"), ("b", None), ("AB", None), ("B2 _A", None),
     ("\u7b54\u6848\u9009B\u3002", "B"), ("B\0", "B"), ("B\0A", None), ("", None),
     ("The answer is C because I computed", "C"), ("I don't know", None), ("I don\u2019t know. I\u2019m lost", None),
     ("The answer is A because A and B differ, not C.", "A"), ("The correct answer is option (B), as C is not.", "B"),
@@ -48,6 +64,7 @@ CHOICES = [
     ("The answer is A. No: the answer is B, for C", "B"), ("Answer: B. I am sure the answer is right.", "B"),
     ("C. A cat. I think", "C"), ("A is right", "A"), ("I AND you", "I"), ("A Tale", None), ("A B", "B"),
     ("answer island A, B", "B"), ("The answers are A, B", "B"), ("The answer is  B,\tA", "B"), ("A", "A"), ("(I)", "I"),
+    ("Answer: N", "N"), ("A or Z", "Z"), (r"so \boxed{M}", "M"), ("<answer>Q</answer>", "Q"),
     ("A. Tale", "A"), ("Answer: I don't know", None), ("Answer :B A", "B"), ("answer is", None), ("A\u2019s", None),
 ]  # fmt: skip
 
@@ -61,7 +78,8 @@ def test_the_last_letter_that_stands_alone_is_the_choice(text, letter):
 
 TEXT_PIECES = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
                b"Answer:", b"\0", b"**", b" **", b"`", "é".encode(), "é".encode()[:1], "é".encode()[1:],
-               b"C#"]  # fmt: skip
+               b"C#", b"<answer>", b"</answer>", b"</ans", b"wer>", b"</think>", b"\\boxed{", b"\\boxed{\\text{",
+               b"\\text{", b"{", b"}", b"}", b"\\"]  # fmt: skip
 CHOICE_PIECES = [b"", b" ", b"A", b"A", b"B", b"B", b"B.", b"(", b")", b" C", b"AB", b"A B", b"J K", b"'", b"_", b"7",
                  b"a", b"\0", "é".encode()[:1], b"cat ", b" dog", b" ", b"  ", b"Answer", b"answer", b" is", b" is ",
                  b":", b" =", b"**", b"I", b" I", b" A ", b"A Tale", b"because", b"I or ", b"Answer: ", b" answer is ",

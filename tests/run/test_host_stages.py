@@ -40,7 +40,7 @@ def get_config():
     config.evaluate.scorers = ("likelihood", "gate", "latent_rm")
     return config
 '''
-OF_HOST = ("reward_failed", "verifier_seconds", "verifier_share")
+OF_HOST = ("unjudged", "reward_failed", "verifier_seconds", "verifier_share")
 
 
 @pytest.fixture(scope="module")

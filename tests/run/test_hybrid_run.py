@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from asked import write_config
 from imitation import Crash, crash
 from on_device import encode_references
 from slpo_jax.api import solver
@@ -56,6 +57,7 @@ def hybrid(tmp_path_factory):
     for name, kept in (("saved", params), ("bare", {name: params[name] for name in ("reasoner", "gate")})):
         save_params(folder / name, kept)
         experiment.checkpoint.write(folder / name / "reasoner")
+        write_config(folder / name, experiment.config)
     return experiment, params, folder
 
 

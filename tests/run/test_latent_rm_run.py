@@ -109,7 +109,7 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
         index = jnp.repeat(batch.draws, 3)[:, None, None]
         step, number = 1 + jnp.arange(steps)[None, :, None], jnp.arange(count)[None, None]
         right = goes_on(index, lengths[:, None, None] - 1, step, number)
-        return say(jnp.broadcast_to(index, right.shape), right)
+        return say(jnp.broadcast_to(index, right.shape), right), jnp.broadcast_to(step, right.shape)
 
     monkeypatch.setattr(labels, "draw_thoughts", draw)
     monkeypatch.setattr(labels, "complete", complete)

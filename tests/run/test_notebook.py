@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,7 @@ def test_it_loads_a_checkpoint(tmp_path):
 def test_it_imports_the_package_alone():
     code = [cell.source for cell in nbformat.read(STORED, as_version=4).cells if cell.cell_type == "code"]
     imports = re.findall(r"^ *(?:import|from) .*", "\n".join(code), re.MULTILINE)
-    assert imports == ["from pathlib import Path", "import slpo_jax as slpo"]
+    assert imports == ["import site", "from pathlib import Path", "import slpo_jax as slpo"]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +105,32 @@ def test_it_installs_a_checkout_or_a_wheel_or_by_name(there, source, tmp_path, m
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     (cell,) = [each for each in nbformat.read(STORED, as_version=4).cells if "install" in each.metadata.get("tags", [])]
-    code, pip = cell.source.split("%pip ")
+    code, _, rest = cell.source.partition("%pip ")
     found: dict[str, str] = {}
     exec(code, found)
-    assert pip.format(**found) == f"install -q {source}[plot]"
+    assert rest.splitlines()[0].format(**found) == f"install -q {source}[plot]"
+
+
+_INSTALL = """
+import pathlib, sys, sysconfig
+
+folder = pathlib.Path(sysconfig.get_path("purelib"))
+checkout = pathlib.Path("checkout")
+(checkout / "slpo_jax").mkdir(parents=True)
+(checkout / "slpo_jax" / "__init__.py").write_text("HERE = 1")
+(folder / "slpo_jax_editable.pth").write_text(str(checkout.resolve()))
+"""
+
+
+def test_the_kernel_that_installs_a_checkout_finds_it(tmp_path):
+    """As pip leaves an editable installation: a .pth file, which Python reads as it starts."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (cell,) = [each for each in nbformat.read(STORED, as_version=4).cells if "install" in each.metadata.get("tags", [])]
+    lines = [line for line in cell.source.splitlines() if not line.startswith("%pip")]
+    program = "\n".join([_INSTALL, *lines, "import slpo_jax", "assert slpo_jax.HERE"])
+    command = [tmp_path / "env" / "bin" / "python", "-I", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_takes_the_minutes_that_readme_says():

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from same_run import assert_same, checkpoint_of, rows_of
+from slpo_jax.io.files import flatten
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.provenance import bound_settings
 from small_run import TOTALS, finished_run, new_folder, run
 
 pytestmark = pytest.mark.slow
@@ -54,7 +57,8 @@ def work(alone, tmp_path_factory):
 
 
 def _facts(work, name):
-    return json.loads((work / "checkpoints" / name / "config.json").read_text())
+    stage = Workdir(work).stage_folder(name)
+    return bound_settings(flatten(stage.read_config()), name) | stage.read_inputs()
 
 
 def test_slpo_does_not_know_what_is_trained_beside_it(work, alone):
@@ -88,14 +92,17 @@ def test_each_objective_has_a_checkpoint_of_its_own_its_settings_beside_it_and_a
     for row in theirs["eval"]:  # the shared rows and slpo's are what they were alone
         assert ours["eval"][row] == theirs["eval"][row]
     for name in FIRST:
+        saved = Workdir(work).stage_folder(name).read_config()
+        assert (saved["stages"], saved["rl"]["objectives"]) == (["rl"], [name])
         facts = _facts(work, name)
-        assert (facts["stage"], list(facts["objective"]), "objectives" in facts["rl"]) == ("rl", [name], False)
+        assert {key.split(".")[1] for key in facts if key.startswith("objective.")} == {name}
         row = json.loads((work / "eval" / name / "row.json").read_text())["value"]
         assert row["gated"]
         assert row["label"] in (work / "report.md").read_text()
-    sampled = _facts(work, "sampled")["objective"]["sampled"]
+    sampled = _facts(work, "sampled")
     expected = {"kind": "pathwise", "estimator": "reward", "temperature": 1.0, "learning_rate": 5e-4}
-    assert {key: sampled[key] for key in expected} == expected
+    assert {key: sampled[f"objective.sampled.{key}"] for key in expected} == expected
+    assert sampled["rl.optimizer.learning_rate"] == 5e-4
 
 
 def test_an_objective_added_later_is_all_that_is_trained_and_may_come_after_another(work):
@@ -121,7 +128,7 @@ def test_an_objective_added_later_is_all_that_is_trained_and_may_come_after_anot
     start, first = (np.abs(ours[wte] - checkpoint_of(work, name)[wte]).max() for name in ("pathwise", "cold_start"))
     assert (ours["step"], 0 < start < first) == (4, True)
     facts = _facts(work, "answer_only")
-    assert (facts["start"]["stage"], facts["rl"]["steps"]) == ("pathwise", 4)
+    assert (facts["start"]["stage"], facts["rl.steps"]) == ("pathwise", 4)
 
 
 def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):

@@ -67,7 +67,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     """The config, and what was said of it, as `slpo train --train=TRAIN --config.KEY=VALUE` has them."""
     data = {"train": train, "valid": valid, "eval": eval or {}, "fields": fields or {}}
     layers = {"min_latents": 1, "data": data}, given
-    return derived_settings(changed(Config(), *layers, set_by=dict.fromkeys(given, "--config")))
+    return derived_settings(changed(Config(), *layers), given)
 
 
 def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
@@ -369,6 +369,8 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
         assert config.max_answer_tokens == 3 * 6 + 3 + 2  # three steps of 5 words and a line break, and ### 2 <eos>
     elif architecture.default_recipe == "colar":
         assert (config.latent_policy.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
+    elif architecture.default_recipe == "adalr":
+        assert (config.latent_policy.name, config.max_latents, config.imitate.adalr.latents_a_step) == ("adalr", 3, 1)
     else:
         assert (config.latent_policy.name, config.max_latents) == ("latent", 2 * 3)
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -214,3 +215,35 @@ def test_a_disk_that_fills_during_a_save(tmp_path):
     (folder / "fills").unlink()
     done = run(*COMMAND, *flags, folder=folder)
     assert re.search(r"imitate: begins at step [1-9]\d* of 40", done.stderr)
+
+
+def test_final_figures_and_some_completions_reach_the_tracker(work):
+    """TensorBoard's file has each figure of the report once, and the last row's answers.
+
+    Before each of its records stands the size, and around them are sums.
+    """
+    from tensorboardX.proto.event_pb2 import Event
+
+    figures, texts = [], []
+    for path in (work / "tensorboard").iterdir():
+        data, place = path.read_bytes(), 0
+        while place < len(data):
+            (size,) = struct.unpack("<Q", data[place : place + 8])
+            event = Event.FromString(data[place + 12 : place + 12 + size])
+            place += 16 + size
+            for value in event.summary.value:
+                if value.tag == "evaluate/completions/text_summary":
+                    texts += [text.decode() for text in value.tensor.string_val]
+                elif value.tag.startswith("evaluate/"):
+                    figures.append((value.tag, pytest.approx(value.simple_value)))
+    report = json.loads((work / "report.json").read_text())["eval"]
+    expected = {
+        f"evaluate/{name}/{row}/{key}": report[row][name][key]
+        for row, name, key in itertools.product(ROWS, SETS, ("acc", "pass@1", "pass@2"))
+    }
+    assert len(figures) == len(expected)
+    assert dict(figures) == expected
+    (text,) = texts
+    for name in SETS:
+        for record in _records(work / "eval" / "slpo" / f"{name}.jsonl"):
+            assert record["question"] in text

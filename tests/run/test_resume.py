@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import optax
 import pytest
 
 from imitation import Crash, crash, fake_steps
-from same_run import assert_same_run, checkpoint_of, rows_of
+from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
+from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run import train_stage
 from slpo_jax.run.experiment import build
@@ -194,6 +196,34 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
     best, left = (checkpoint_of(tmp_path / "cut", "slpo", at) for at in (step, 10))
     assert step < 10
     assert best["['params']['reasoner']['w']"].tolist() == left["['params']['reasoner']['w']"].tolist()
+
+
+@pytest.mark.slow
+def test_raised_steps_of_rewards_go_on_where_the_stage_has_ended(fake, whole, tmp_path):
+    """As in a run that was asked for all of them at once, and so does the control; no rate falls to an end."""
+    more = _config()
+    more.rl.steps = 9
+    _run(tmp_path / "at_once", more)
+    shutil.copytree(whole, tmp_path / "raised")
+    fake["steps"].clear()
+    _run(tmp_path / "raised", more)
+    assert {stage for stage, _ in fake["steps"]} == {"imitate", "rl"}
+    for stage in STAGES:
+        assert_same(checkpoint_of(tmp_path / "raised", stage), checkpoint_of(tmp_path / "at_once", stage))
+        rows = [[row for row in rows_of(tmp_path / name) if row["stage"] == stage] for name in ("raised", "at_once")]
+        assert rows[0] == rows[1]
+    fake["steps"].clear()
+    _run(tmp_path / "raised", more)
+    assert not fake["steps"]
+    with pytest.raises(UserError, match=r"^config\.rl\.steps: is 6, and 9 is what "):
+        _run(tmp_path / "raised")
+    falling = _config()
+    falling.rl.optimizer.schedule = "linear"
+    _run(tmp_path / "falling", falling)
+    falling.rl.steps = 9
+    falling.imitate.control = False
+    with pytest.raises(UserError, match=r"^config\.rl\.steps: is 9, and 6 is what "):
+        _run(tmp_path / "falling", falling)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """What a run says and refuses before any work where rewards are its user's own, and what binds its results."""
 
-import json
 
 import pytest
 
@@ -10,7 +9,6 @@ from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
-from slpo_jax.run import provenance
 from slpo_jax.run.experiment import build
 from slpo_jax.run.imitate import imitated
 from slpo_jax.run.provenance import ensure_manifest, evaluated_settings, problems_facts, settings_of
@@ -31,17 +29,25 @@ def short(completion):
 
 
 def broken(completion):
-    return 1.0 if completion == "what nobody says" else None
+    return {"what nobody says": 1.0}[completion]
+
+
+def verl_style(solution_str, ground_truth):
+    return float(solution_str == ground_truth)
 
 
 def one_of_many(completions):
     return [1.0]
 
 
+def takes_all(completion, **columns):
+    return 1.0
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """(records, settings..) -> a run that would be trained on these."""
-    for function in (near, short, broken, one_of_many):
+    for function in (near, short, broken, one_of_many, verl_style, takes_all):
         monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
 
     def experiment(records, **changes):
@@ -69,6 +75,13 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
     check_stages(imitates)
 
 
+def test_columns_of_a_reward_that_takes_all_are_used(made):
+    experiment = made([row | {"pair": [1, 2], "kind": "a"} for row in ANSWERED], reward="takes_all")
+    lines = data_summary("config.data.train", experiment.train, experiment.config.weighted)
+    assert not any("not used" in line for line in lines)
+    assert any("reward from target, pair, kind" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("records", "changes", "says"),
     [
@@ -79,7 +92,8 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
         (ASKED, {"reward": CORRECT, "rl.objectives": ("slpo",)}, "data.train: .*train.jsonl, line 1: no answer, nor"),
         (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
          "reward: near names 'target', a column that 1 of 4 problems of config.data.train don't have, the first is "),
-        (ASKED, {"reward": "broken"}, "reward: broken gives no verdict .* on the answers of the first 8 problems of "),
+        (ASKED, {"reward": "broken"}, "reward: broken fails on the answers of the first 8 problems of "),
+        (ASKED, {"reward": "verl_style"}, "reward: verl_style names 'ground_truth', .*; what .* call so is answer "),
         (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
     ],
 )  # fmt: skip
@@ -96,6 +110,7 @@ def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, c
         ({"reward": "near", "rewards": (("short", 1.0),)}, "reward: 'near' is not valid; config.rewards is given too"),
         ({"reward": "", "rewards": (("near", 1.0), ("near", 2.0))}, "rewards: .*; 'near' is there twice; give it once"),
         ({"reward": "", "rewards": (("none", 1.0),)}, "rewards: .*; 'none' is none of correct, "),
+        ({"reward": "relative_length"}, "rewards: .*relative_length compares right completions; put one that"),
         ({"reward": "", "rewards": ("near",)}, "rewards: .* is not valid; give a tuple"),
     ],
 )
@@ -133,7 +148,7 @@ def test_solutions_of_other_problems_are_imitated(made, tmp_path):
     assert first.startswith("config.data.demos: 12 problems, 1.0 steps each")
     assert "1 + 0 = 1" in example
     ensure_manifest(experiment.stage("imitate"))
-    files = json.loads(experiment.stage("imitate").folder.facts.read_text())["files"]
+    files = experiment.stage("imitate").folder.read_inputs()["files"]
     assert {"data.train", "data.demos"} <= files.keys()
     none = r"^config\.stages: imitate, but none of the 12 problems of config\.data\.demos"
     with pytest.raises(UserError, match=none):
@@ -143,18 +158,21 @@ def test_solutions_of_other_problems_are_imitated(made, tmp_path):
 def test_an_edited_reward_is_another(made, monkeypatch):
     """Its results are made anew, and what was trained with it is no start for what is trained with another."""
     stage = made(ASKED).stage("slpo")
-    config, written = stage.experiment.config, settings_of(stage.experiment.config, "slpo")
-    assert {"reward", "reward_code.near"} <= written.keys() & evaluated_settings(config).keys()
-    assert "reward_code.near" not in settings_of(config, "imitate")
-    provenance._check_settings(stage, written)
+    config, before = stage.experiment.config, evaluated_settings(stage.experiment.config)
+    assert {"reward", "reward_code.near"} <= before.keys()
+    for name in ("imitate", "slpo"):
+        ensure_manifest(stage.experiment.stage(name))
+        (stage.experiment.stage(name).folder.path / "0").mkdir()  # as if it had a checkpoint
+    ensure_manifest(stage)
 
     def near(target, completion):
         return float(str(target) == completion)
 
     monkeypatch.setitem(REWARDS, "near", RewardEntry(near))
-    assert evaluated_settings(config)["reward_code.near"] != written["reward_code.near"]
-    with pytest.raises(UserError, match=r"^config\.reward: near .*slpo"):
-        provenance._check_settings(stage, written)
+    assert evaluated_settings(config)["reward_code.near"] != before["reward_code.near"]
+    ensure_manifest(stage.experiment.stage("imitate"))  # which no reward teaches
+    with pytest.raises(UserError, match=r"^config\.reward: near has changed since .*slpo began; bring the old one"):
+        ensure_manifest(stage)
     assert code_of(REWARDS["countdown"].function) == ""
 
 

@@ -13,7 +13,7 @@ from slpo_jax.config import config_checks, read_config
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
-from slpo_jax.run.experiment import build
+from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.rl import optimizer_config, training_policy
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
@@ -74,6 +74,15 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
         train(experiment, "imitate")
     line = "imitate: 3 of 5 problems have no steps: just answers are written"
     assert [each for each in warnings if "steps" in each] == ([line] if fewest else [])
+
+
+def test_words_alone_have_no_number_of_latents_to_choose(tmp_path):
+    config = _config("CoT-SFT", tmp_path)
+    config.update(max_latents=0, min_latents=1)
+    config.gate.enabled = False
+    config.imitate.final_latents = "steps"
+    experiment = build(config_checks.check(config), tmp_path / "run")
+    assert {row.rules for row in rows(experiment, planned=True)} == {(0,)}
 
 
 def test_problems_that_sets_share_are_counted(tmp_path, warnings):

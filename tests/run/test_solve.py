@@ -14,8 +14,8 @@ from asked import ANSWER, QUESTION, RUN, T, assembled, contents, edit, run_param
 from refused import refusal
 from slpo_jax.api.solver import Vote, load_solver, solve, vote
 from slpo_jax.api.trained_reasoner import describe, describe_vote
-from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
+from slpo_jax.checkpoints.saved_config import config_of
 from slpo_jax.cli import reasoner_commands as command
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.problem import Problem
@@ -158,13 +158,14 @@ def test_a_vote_without_answers_is_shown(solver):
     assert [line.split() for line in shown[1:]] == [["3", "no", "answer"], ["2", "7", "<-", "majority"], ["1", "-1.5"]]
 
 
-def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
-    """Of a stage's directory and of a step's in it."""
+def test_a_checkpoint_is_used_with_the_config_beside_it(work, tmp_path):
+    """Of a stage's directory and of a step's in it; the workdir's, of its last command, is not asked."""
     shutil.copytree(work, tmp_path / "work")
-    edit(tmp_path / "work" / "config.json", max_latents=9, log_every=77, of_another=1)
+    edit(tmp_path / "work" / "config.json", max_latents=9, log_every=77)
+    edit(tmp_path / "work" / "checkpoints" / "cold_start" / "config.json", of_another=1)  # registered elsewhere, say
     for place in ("cold_start", "cold_start/0"):
         config = config_of(identify(str(tmp_path / "work" / "checkpoints" / place)))
-        assert (config.max_latents, config.log_every, config.gate.enabled) == (T, 77, True)
+        assert (config.max_latents, config.log_every, config.gate.enabled) == (T, 10, True)
         assert (config.dropout.rate, config.dropout.where) == (0.3, "all")
     assert load_solver(str(work / "checkpoints" / "cold_start" / "0")).rule == RUN[config.reasoner]
     (tmp_path / "work" / "checkpoints" / "slpo").mkdir()  # begun, without a checkpoint

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.saved_config import config_of, stopping_of
 from slpo_jax.config import Config, read_config
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.data.tokenizer import load_tokenizer
@@ -589,8 +589,8 @@ def test_a_stage_that_is_gone_counts_as_what_it_will_be_and_binds_nobody(tmp_pat
 def test_a_start_that_was_not_there_when_the_stage_began(run):
     run.delete("cold_start")
     run.train("slpo", stages=("rl",))
-    facts = json.loads((run.work / "checkpoints/slpo/config.json").read_text())
-    assert facts["start"]["stage"] == "imitate"
+    inputs = json.loads((run.work / "checkpoints/slpo/inputs.json").read_text())
+    assert inputs["start"]["stage"] == "imitate"
     run.train("cold_start")
     run.error("slpo", "began from imitate, and would now from cold_start")
 
@@ -610,13 +610,14 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
         check_start(run.experiment(**changes).stage("cold_start"))
 
 
+@pytest.mark.parametrize("file", ["config.json", "inputs.json"])
 @pytest.mark.parametrize(("text", "said"), [(None, "no such file"), ('{"seed": ', "is no JSON .*")])
-def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, text, said):
+def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, file, text, said):
     """Nothing else says what the checkpoint was trained with, and the next run would write down its own."""
-    path = run.work / "checkpoints" / "cold_start" / "config.json"
+    path = run.work / "checkpoints" / "cold_start" / file
     path.unlink() if text is None else path.write_text(text)
     for changes in ({}, EVALUATED):
-        with pytest.raises(UserError, match=f"config.json: {said}.*; delete {path.parent}"):
+        with pytest.raises(UserError, match=f"{file}: {said}.*; delete {path.parent}"):
             run.fine(**changes)
 
 
@@ -665,7 +666,8 @@ def test_data_may_lie_elsewhere(run, tmp_path):
     [
         ("learning_rate", 0.25, "rl.optimizer.learning_rate", 0.5),
         ("schedule", "cosine", "rl.optimizer.schedule", "linear"),
-        ("steps", 3, "rl.steps", 77),
+        ("steps", 3, "rl.steps", 2),  # more would go on
+        ("temperature", 0.5, "rl.temperature", 0.75),
     ],
 )
 def test_an_objective_does_not_care_for_what_it_has_of_its_own(run, name, own, key, shared):
@@ -738,10 +740,10 @@ def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     config = Config()
     found = set(evaluated_settings(config))
     for stage in ("imitate", "imitate_control", "cold_start", "best_of_n", "latent_rm", *config.objective):
-        found |= flatten(settings_of(config, stage)).keys()
+        found |= settings_of(config, stage).keys()
     others = [f"latent_policy.{name}" for name in LATENT_POLICIES if name != config.latent_policy.name]
     others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]
     every = {key for key in flatten(values(config)) if not key.startswith(tuple(others))}
     assert every - found == FREE
-    icot = settings_of(changed(config, {"imitate.recipe": "icot"}), "imitate")["imitate"]
-    assert icot.keys() & RECIPES.keys() == {"icot"}
+    icot = settings_of(changed(config, {"imitate.recipe": "icot"}), "imitate")
+    assert {key.split(".")[1] for key in icot if key.startswith("imitate.")} & RECIPES.keys() == {"icot"}

@@ -120,3 +120,13 @@ def test_a_terminal_has_a_bar(monkeypatch, keep):
     assert "imitate" in text
     assert "5/20" in text  # where it began
     assert ("20/20" in text.rpartition("\r")[2]) == keep
+
+
+def test_another_process_than_the_first_says_nothing(log, second_process):
+    with second_process():
+        progress = Progress("slpo", 4)
+        progress.update(2, {"loss": "0.5"})
+        progress.end_at(3)
+        progress.update(3)
+        progress.close()
+    assert log.read() == ""

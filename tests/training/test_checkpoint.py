@@ -2,10 +2,14 @@
 
 import contextlib
 import json
+import os
 import re
 import resource
 import shutil
 import signal
+import subprocess
+import sys
+import time
 import types
 from pathlib import Path
 from unittest import mock
@@ -15,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from same_run import rows_of
 from slpo_jax.config import Config
@@ -52,6 +57,29 @@ def test_the_whole_state_comes_back(tmp_path):
     for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         assert ours.dtype == theirs.dtype
         assert (ours == theirs).all()
+
+
+_RESTORED = """
+import sys, jax, orbax.checkpoint as ocp
+
+assert jax.device_count() == 1
+(leaf,) = jax.tree.leaves(ocp.StandardCheckpointer().restore(sys.argv[1]))
+print(leaf.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_orbax_alone_reads_parameters_on_another_number_of_devices(tmp_path):
+    assert jax.device_count() > 1
+    everywhere = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec())
+    state = jax.device_put(_state(), everywhere)
+    keeper = StageCheckpoints(tmp_path)
+    keeper.save(state)
+    keeper.close()
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", _RESTORED, str(tmp_path / "4" / "params")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout) == state.params["reasoner"]["h_0"].tolist(), done.stderr[-2000:]
 
 
 def test_what_is_saved_is_as_it_was_however_late_it_is_written(tmp_path, monkeypatch):
@@ -130,6 +158,20 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
     run.finish(run.advance(state, _step(lambda batch: {"loss": jnp.float32(batch)}), lambda step: step, 6))
     assert saved == {4: [2, 4], 6: [2, 4, 6]}
     assert [row["loss"] for row in rows_of(tmp_path)] == [0.5, 2.5, 4.5]
+
+
+def test_a_verifier_takes_a_part_of_its_steps(tmp_path):
+    """In every row, the last one too, whose steps are over before the row before it is written."""
+    run, state, _ = _begun(tmp_path, 3, 1, 9)
+
+    def metrics_of(_):
+        time.sleep(0.05)
+        return {"loss": jnp.float32(1.0), "verifier_seconds": 0.05}
+
+    run.finish(run.advance(state, _step(metrics_of), lambda step: step, 3))
+    rows = rows_of(tmp_path, timing=True)
+    assert all(row["verifier_seconds"] <= row["seconds"] for row in rows)
+    assert sum(row["verifier_seconds"] for row in rows) == pytest.approx(0.15, rel=0.2)
 
 
 # Of six steps: the loss, what it is a mean over, the gradient's norm, and whether the step changed nothing.

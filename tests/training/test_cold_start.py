@@ -169,9 +169,10 @@ def test_verdicts_of_the_host_are_those_of_the_device(devices, micro_batches, fs
     """To the bit in all metrics, parameters and the optimizer's state, over two steps."""
     config, asked = dataclasses.replace(COLD, train_backbone=train_backbone), []
 
-    def host_reward(tokens_NA, index_N):
+    def host_reward(tokens_NA, index_N, latents_N):
         asked.append(len(index_N))
-        return host_reward_of(PROBLEMS)(tokens_NA, index_N)
+        assert latents_N.tolist() == [*CANDIDATES] * (len(index_N) // len(CANDIDATES))
+        return host_reward_of(PROBLEMS)(tokens_NA, index_N, latents_N)
 
     def taken(make, loss):
         how = (OPTIMIZER, ("reasoner", "gate") if train_backbone else ("gate",), layout_of(devices, fsdp), "cold_start")
@@ -182,16 +183,18 @@ def test_verdicts_of_the_host_are_those_of_the_device(devices, micro_batches, fs
             with jax.transfer_guard("disallow"):  # as the loop of all stages has it
                 state, row = step(state, batch)
             rows.append(jax.device_get(row))
-            own = [row.pop(name, 0) for name in ("reward_failed", "verifier_seconds")]
-            assert own + [row["counts"].pop("reward_failed", 0)] in ([0, 0, 0], [0, 0, BATCH * N * len(CANDIDATES)])
+            row.pop("verifier_seconds", None)
+            for name in ("unjudged", "reward_failed"):
+                own = row.pop(name, 0), row["counts"].pop(name, 0)
+                assert own in ((0, 0), (0, BATCH * N * len(CANDIDATES)))
             rows[-1] = {name: row[name] for name in sorted(row)}
         return jax.tree.map(np.asarray, (state.params, state.opt_state, rows))
 
-    sample = functools.partial(gate_training.candidates_of, POLICY, config)
+    sample = functools.partial(gate_training.with_lengths, POLICY, config)
     halves = functools.partial(make_host_step, sample=sample, host_reward=host_reward)
     jax.tree.map(
         np.testing.assert_array_equal,
         taken(halves, gate_training.make_improvement(POLICY, config)),
         taken(make_train_step, gate_training.make_loss(POLICY, rigged_reward, config)),
     )
-    assert asked == [BATCH * N * len(CANDIDATES) // devices] * 2 * devices
+    assert asked == [BATCH * N * len(CANDIDATES)] * 2

@@ -18,7 +18,7 @@ from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
-from slpo_jax.training.objectives.grpo import clipped_gains
+from slpo_jax.training.objectives.grpo import Choices, clipped_gains
 from slpo_jax.training.rl_step import make_rl_step
 from slpo_jax.training.state import copied, init_state
 from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
@@ -285,7 +285,7 @@ class Toy(Objective):
         return losses_N.sum(), len(rewards_BG), {"width": width}
 
 
-def _toy_rollout(policy, params, batch, reward, group, key):
+def _toy_rollout(policy, params, batch, reward, group, key, _unjudged=None):
     """Lengths by key and index, which are in the tokens."""
     index_N = jnp.repeat(batch.draws, group)
     draw = jax.vmap(lambda index: jax.random.randint(jax.random.fold_in(key, index), (), 1, 9))
@@ -301,6 +301,27 @@ def _toy_reward(tokens_N1, index_N):
     return (tokens_N1[:, 0] - 100 * index_N) / 8.0
 
 
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+def test_a_masked_rollout_is_out_of_the_loss(monkeypatch, reduction):
+    """The loss, with the divergence's term, is that of the group without it."""
+    draw = np.random.default_rng(1)
+    log_probs = jnp.array(draw.normal(size=(3, 4)), jnp.float32)
+    made = jnp.arange(4)[None] < jnp.array([2, 3, 4])[:, None]
+    grpo = OBJECTIVES["grpo"](reduction=reduction, kl_weight=0.5)
+
+    def loss(rows, rewards):
+        chosen = Choices(log_probs[rows], made[rows] * 1.0, made[rows], log_probs[rows].sum(axis=1))
+        monkeypatch.setattr(type(grpo), "_choices", lambda *_: chosen)
+        start = log_probs[rows] - jnp.array([0.1, 0.9, 0.4])[rows][:, None]
+        before = Trajectories(None, None, None, None, behaviour=log_probs[rows] + 0.1, reference=start)
+        total, (count, _) = grpo._loss(None, None, None, None, before, jnp.array([rewards]))
+        return float(total / count)
+
+    rows = np.array([0, 1, 2])
+    assert loss(rows, [1.0, jnp.nan, 0.0]) == pytest.approx(loss(rows[[0, 2]], [1.0, 0.0]), rel=1e-5)
+    assert loss(rows, [1.0, 0.0, 0.0]) != pytest.approx(loss(rows, [1.0, jnp.nan, 0.0]), rel=1e-2)
+
+
 @pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     for module in (rl_step, rl_loss):
@@ -313,7 +334,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         reward = None if host_reward else _toy_reward
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copied(params, layout) if compares else None
-        host = host_reward and (lambda *rolled: verdicts(host_reward(*rolled)))
+        host = host_reward and (lambda tokens, index, _: verdicts(host_reward(tokens, index)))
         how = dict(micro_batches=micro_batches, host_reward=host, reference=start)
         toy = Toy(updates_per_step=updates, rollout_parts=parts, needs_reference=compares)
         step, rows = make_rl_step(POLICY, toy, reward, GROUP, optimizer, ("w",), layout, "rl", **how), []

@@ -95,7 +95,10 @@ def labels_of(policy, rule, count: int):
     params, key = both_params(), jax.random.key(5)
     drawn = compiled(lambda: draw_thoughts(policy, params, ASKED, rule, key, 2))()
     said = compiled(lambda: complete(policy, params, ASKED, drawn.actions, drawn.lengths, rule, key, count))()
-    return drawn, np.asarray(said)
+    completions, latents = map(np.asarray, said)
+    begun = np.minimum(drawn.lengths[:, None, None], 1 + np.arange(T)[None, :, None])
+    assert (latents >= begun).all()
+    return drawn, completions
 
 
 def test_without_noise_thoughts_and_completions_are_the_greedy_run():
@@ -109,11 +112,11 @@ def test_without_noise_thoughts_and_completions_are_the_greedy_run():
 
 def test_completions_of_every_beginning_have_noise_of_their_own(monkeypatch):
     def said(policy, params, prompts, keys_N, rule, given):
-        return SimpleNamespace(completions=jax.random.key_data(keys_N))
+        return SimpleNamespace(completions=jax.random.key_data(keys_N), lengths=given.lengths)
 
     monkeypatch.setattr(training, "sample", said)
     batch, thoughts, count = PromptedBatch(None, None, jnp.array([7, 2])), jnp.zeros((4, T, D)), 3
-    found = complete(policy_of(), None, batch, thoughts, jnp.full(4, T), 0.6, jax.random.key(5), count)
+    found, _ = complete(policy_of(), None, batch, thoughts, jnp.full(4, T), 0.6, jax.random.key(5), count)
     assert len(np.unique(found.reshape(-1, 2), axis=0)) == 4 * T * count
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_cut
+from slpo_jax.rewards.unjudged import Unjudged
 from slpo_jax.training import rl_loss
 from slpo_jax.training.rl_loss import make_improvement, roll_out, rollout_sums
 from small_steps import prompted_batch
@@ -57,6 +58,38 @@ def test_solved_is_a_share_whatever_rewards_are():
     found = rollout_sums(policy, made, rewards_BG)
     assert [tuple(map(float, found[name])) for name in ("solved", "mixed")] == [(2, 4), (3, 4)]
     assert float(found["reward"][0]) == pytest.approx(0.7)
+
+
+def test_what_is_masked_is_in_no_sum():
+    policy = policy_of(dataclasses.replace(ROLLOUT, max_latents=2, answer_slots=3))
+    made = Trajectories(None, jnp.ones(6, int), jnp.full((6, 3), EOS), None)
+    found = rollout_sums(policy, made, jnp.array([[1.0, jnp.nan], [jnp.nan, jnp.nan], [0.5, -1.0]]))
+    sums = {name: tuple(map(float, found[name])) for name in ("reward", "solved", "mixed")}
+    assert sums == {"reward": (0.5, 3), "solved": (1, 3), "mixed": (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "earned"), [(Unjudged(), 0), (Unjudged("value", -2.0), -2), (Unjudged("masked"), None)]
+)
+def test_what_a_truncated_rollout_earns_on_the_device(monkeypatch, rule, earned):
+    policy = policy_of(dataclasses.replace(ROLLOUT, max_latents=2, answer_slots=3))
+    tokens = jnp.array([[1, 2, 3], [EOS, PAD, PAD], [1, EOS, PAD], [3, 2, 1]])
+    made = Trajectories(None, jnp.ones(4, int), tokens, None)
+    monkeypatch.setattr(rl_loss, "sample", lambda *_: made)
+
+    def reward(tokens, references):
+        return (tokens == EOS).any(axis=1)
+
+    _, rewards_BG = roll_out(policy, None, prompted_batch(), reward, 2, jax.random.key(7), rule)
+    cut = np.nan if earned is None else earned
+    np.testing.assert_array_equal(rewards_BG, [[cut, 1], [1, cut]])
+
+
+def test_unjudged_ones_earn_the_lowest_of_their_batch_and_never_more_than_0():
+    unjudged = jnp.array([True, False, False])
+    assert Unjudged().settled(jnp.array([0.0, -3.0, -5.0]), unjudged).tolist() == [-5, -3, -5]
+    assert Unjudged().settled(jnp.array([0.0, 1.0, 1.0]), unjudged).tolist() == [0, 1, 1]
+    assert Unjudged().settled(jnp.array([0.0, 0.0]), jnp.array([True, True])).tolist() == [0, 0]
 
 
 def test_answers_cut_at_the_limit_are_those_without_an_end():

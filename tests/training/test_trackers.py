@@ -1,6 +1,8 @@
 """What is logged reaches each tracker once, and no tracker can stop a run."""
 
+import contextlib
 import json
+import sqlite3
 import struct
 import sys
 import time
@@ -65,6 +67,67 @@ def test_a_run_that_goes_on_logs_nothing_twice(tmp_path, memory):
     assert [(row["step"], row.get("loss")) for row in rows] == [(1, 0.5), (2, None), (3, 9.0), (3, None), (4, None)]
 
 
+FIGURES = {"test/slpo/acc": 0.5, "test/slpo/pass@2": 0.75}
+COMPLETIONS = [
+    {"set": "test", "question": "1 | 2", "completion": "3"},
+    {"set": "test", "question": "4", "completion": ""},
+]
+
+
+def test_an_evaluation_is_reported_once_and_again_when_it_changes(tmp_path, memory):
+    memory.log_completions = mock.Mock()
+    evaluated = [(0, {"evaluate/test/slpo/acc": 0.5, "evaluate/test/slpo/pass@2": 0.75})]
+    for _ in range(2):
+        log = MetricsLog(Workdir(tmp_path))  # nothing was left to train
+        log.report(("memory",), {}, FIGURES, COMPLETIONS)
+        log.close()
+    assert memory.rows == evaluated
+    memory.log_completions.assert_called_once_with(COMPLETIONS)
+    log = _log(tmp_path, "memory")
+    log.write("slpo", 1, {"loss": 0.5})
+    log.report(("memory",), {}, {"test/slpo/acc": 0.25}, [])
+    log.close()
+    assert memory.rows == [*evaluated, (1, {"slpo/loss": 0.5}), (0, {"evaluate/test/slpo/acc": 0.25})]
+
+
+def test_mlflow_goes_on_with_one_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    for step in (1, 2):
+        log = _log(tmp_path / "work", "mlflow")
+        log.write("slpo", step, {"loss": 1.0 / step})
+        log.report(("mlflow",), {}, FIGURES, COMPLETIONS)
+        log.close()
+    client = mlflow.MlflowClient()
+    (found,) = client.search_runs([client.get_experiment_by_name("slpo_jax").experiment_id])
+    assert (found.info.run_name, found.info.status) == ("work", "FINISHED")
+    history = client.get_metric_history(found.info.run_id, "slpo/loss")
+    assert sorted((metric.step, metric.value) for metric in history) == [(1, 1.0), (2, 0.5)]
+    assert len(client.get_metric_history(found.info.run_id, "evaluate/test/slpo/pass_2")) == 1
+
+
+def test_trackio_goes_on_with_one_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which it reads when it is imported
+    pytest.importorskip("trackio")
+    (tmp_path / "work").mkdir()
+    for step in (1, 2):
+        log = _log(tmp_path / "work", "trackio")
+        log.write("slpo", step, {"loss": 1.0 / step})
+        log.report(("trackio",), {}, FIGURES, COMPLETIONS)
+        log.close()
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("select run_name, step, metrics from metrics").fetchall()
+    assert len({run for run, _, _ in rows}) == 1
+    told = [(step, json.loads(metrics)) for _, step, metrics in rows]
+    assert (1, {"slpo/loss": 1.0}) in told
+    assert (2, {"slpo/loss": 0.5}) in told
+    assert told.count((0, {f"evaluate/{name}": value for name, value in FIGURES.items()})) == 1
+    assert len(told) == 4
+
+
 def test_a_tracker_that_fails_is_off_with_one_line(tmp_path, memory, warnings, monkeypatch):
     failing = Memory(fails_at=2)
     monkeypatch.setitem(TRACKERS, "failing", lambda workdir, config: failing)
@@ -94,10 +157,13 @@ def test_the_first_of_several_processes_tracks(tmp_path, memory, monkeypatch):
         (("aim",), "config.trackers: 'aim' is unknown; use tensorboard, wandb"),
         (("tensorboard", "tensorboard"), "give each name once"),
         (("wandb",), r"wandb is not installed; pip install 'slpo_jax\[wandb\]'"),
+        (("mlflow",), r"mlflow is not installed; pip install 'slpo_jax\[mlflow\]'"),
+        (("trackio",), r"trackio is not installed; pip install 'slpo_jax\[trackio\]'"),
     ],
 )
 def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
+    for name in ("wandb", "mlflow", "trackio"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=message):
         check_trackers(names)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from slpo_jax.policy.latent_policies.adalr import Adalr
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
 from slpo_jax.policy.latent_policies.latent import Additive, Colar, Latent
@@ -13,6 +14,7 @@ LATENT_POLICIES: dict[str, type[LatentPolicySettings]] = {
     "latent": Latent,
     "additive": Additive,
     "colar": Colar,
+    "adalr": Adalr,
     "soft": Soft,
     "noisy_soft": NoisySoft,
     "gumbel": Gumbel,
@@ -57,7 +59,7 @@ class LatentPolicyConfig(Checked):
 
 def latent_policy_config() -> LatentPolicyConfig:
     """Make the defaults, with a section for each of `LATENT_POLICIES`."""
-    section: LatentPolicyConfig = selection(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, alone=True)
+    section: LatentPolicyConfig = selection(LatentPolicyConfig, "name", "latent", LATENT_POLICIES)
     return section
 
 

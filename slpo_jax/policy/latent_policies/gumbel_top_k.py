@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings, token_log_prob
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import FieldError, setting
@@ -91,7 +91,7 @@ class GumbelTopK(LatentPolicySettings):
             log_prob=log_prob,
             signed=self.likelihood == "signed",
             halts=None if self.halt_id is None else lambda params, action: action["halts"],
-            halting_token=self.halt_id,
+            halting_log_prob=token_log_prob(reasoner, self.halt_id),
         )
 
     def noise(self, key: jax.Array, number: int) -> jax.Array:

@@ -13,6 +13,7 @@ from slpo_jax.policy.latent_policies.latent_policy import (
     LatentPolicySettings,
     gaussian_latent_policy,
     standard_normal,
+    token_log_prob,
 )
 from slpo_jax.settings import setting
 
@@ -117,6 +118,6 @@ class Colar(LatentPolicySettings):
             stop_logits=lambda params, action, dropout=None: gate.logits(params, action["of"], dropout),
             log_prob=log_prob if reasoner.gaussian else None,
             halts=None if self.end_id is None else lambda params, action: action["halts"],
-            halting_token=self.end_id,
+            halting_log_prob=token_log_prob(reasoner, self.end_id),
             least=self.least,
         )

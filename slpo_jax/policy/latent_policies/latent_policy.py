@@ -40,7 +40,8 @@ class LatentPolicy:
             says; None where that alone decides.
         halts: (params, action) -> bool [B, L], whether the thought has ended before this action, which then is not fed
             and is none of its steps: a thought may have 0. None where only `ends` and the stopping rule decide.
-        halting_token: the token whose choice it is to halt, which has that token's likelihood then; None: it has none.
+        halting_log_prob: (params, hidden [B, L, D]) -> float32 [B, L], of the choice to halt after these positions;
+            None: halting has no likelihood.
         least: steps that a thought has before `halts` is asked.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
@@ -56,7 +57,7 @@ class LatentPolicy:
     signed: bool = False
     ends: Callable[[Params, Action], jax.Array] | None = None
     halts: Callable[[Params, Action], jax.Array] | None = None
-    halting_token: int | None = None
+    halting_log_prob: Callable[[Params, jax.Array], jax.Array] | None = None
     least: int = 0
     says: Callable[[Params, Action], jax.Array] | None = None
     rates: tuple[tuple[str, float], ...] = ()
@@ -84,6 +85,17 @@ class LatentPolicy:
             return jnp.zeros(jax.tree.leaves(action)[0].shape[:2], bool)
 
         return replace(self, halts=self.halts and never)
+
+
+def token_log_prob(reasoner: Reasoner, token: int | None) -> Callable[[Params, jax.Array], jax.Array] | None:
+    """Return `LatentPolicy.halting_log_prob` where halting is the choice of a token; None without one."""
+    if token is None:
+        return None
+
+    def log_prob(params, hidden_BLD):
+        return reasoner.log_probs(params, hidden_BLD, jnp.full(hidden_BLD.shape[:-1], token))[0]
+
+    return log_prob
 
 
 def standard_normal(keys_BL: jax.Array, like_BLD: jax.Array) -> jax.Array:
@@ -156,6 +168,11 @@ class LatentPolicySettings(Checked, abc.ABC):
     def ended_by(self) -> tuple[str, int]:
         """The token that ends a thought as the likeliest, and `LatentPolicy.least`, for exports."""
         return self.stop_token, 0
+
+    @property
+    def goes_on_by(self) -> str:
+        """The token that alone competes with the one that ends a thought, for exports; "" is all tokens."""
+        return ""
 
     @property
     def mixed(self) -> int | None:

@@ -187,6 +187,10 @@ class Grpo(Objective):
         if self.first_choice == "best":
             advantages_NC = self._of_best_first(policy, trajectories, self.advantages(rewards_BG))
         choices = self._choices(policy, capacity, params, batch, trajectories, advantages_NC)
+        kept_N1 = ~jnp.isnan(rewards_BG).reshape(-1, 1)
+        choices = choices._replace(
+            weights=jnp.where(kept_N1, choices.weights, 0.0), made=choices.made & kept_N1,
+        )  # fmt: skip
         if before_NC is None:
             before_NC = jax.lax.stop_gradient(choices.log_probs)
         ratio_NC = jnp.exp(jnp.where(choices.made, choices.log_probs - before_NC, 0.0))
@@ -200,7 +204,7 @@ class Grpo(Objective):
             gains_NC = gains_NC - self.kl_weight * kl_NC
             metrics["kl"] = (kl_NC.sum(), choices.made.sum())
         made_N = choices.made.sum(axis=1)
-        made, rollouts, prompts = made_N.sum(), jnp.float32(rewards_BG.size), jnp.float32(rewards_BG.shape[0])
+        made, rollouts, prompts = made_N.sum(), kept_N1.sum().astype(jnp.float32), jnp.float32(rewards_BG.shape[0])
         losses_N = -jnp.sum(choices.weights * gains_NC, axis=1)
         loss, count = {
             "token_mean": lambda: (losses_N.sum(), made.astype(jnp.float32)),

@@ -73,6 +73,7 @@ class Objective(Checked, abc.ABC):
 
         Args:
             trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
+            rewards_BG: float32, NaN of rollouts that are masked (`config.rl.truncated`), which add nothing.
             key: of the step, for noise beside the rollout's.
         """
 
@@ -138,8 +139,12 @@ class Objective(Checked, abc.ABC):
             )
 
     def advantages(self, rewards_BG: jax.Array) -> jax.Array:
-        """Compute the advantages [B, G], constants."""
-        return jax.vmap(ADVANTAGES[self.advantage](self.pass_k))(rewards_BG)
+        """Compute the advantages [B, G], constants; 0 of a rollout whose reward is NaN, which is out of its group."""
+        advantage = ADVANTAGES[self.advantage](self.pass_k)
+        counts_BG = ~jnp.isnan(rewards_BG)
+        whole_BG = jax.vmap(advantage)(rewards_BG)
+        masked_BG = jax.vmap(advantage)(jnp.where(counts_BG, rewards_BG, 0.0), counts_BG)
+        return jnp.where(counts_BG.all(axis=1, keepdims=True), whole_BG, masked_BG)
 
     def stop_term(self, policy: Policy, params: Params, trajectories: Trajectories) -> tuple[float, jax.Array] | None:
         """Return (weight, log P(tau) float32 [N]); None where no gate decides on the length."""

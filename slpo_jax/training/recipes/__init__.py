@@ -4,6 +4,7 @@ import dataclasses
 
 from slpo_jax.errors import UserError
 from slpo_jax.settings import selection
+from slpo_jax.training.recipes.adalr_recipe import AdaptiveLength
 from slpo_jax.training.recipes.colar_recipe import Compression, StepPerLatent
 from slpo_jax.training.recipes.curriculum import Curriculum, Internalization
 from slpo_jax.training.recipes.distil import Dart, Distillation
@@ -22,6 +23,7 @@ RECIPES: dict[str, type[RecipeSettings]] = {
     "colar": Compression,
     "regular": StepPerLatent,
     "latent_sft": LatentSft,
+    "adalr": AdaptiveLength,
 }
 """By name the settings of a recipe (`config.imitate.NAME`), which make it: (`ImitateSettings`, default) -> `Recipe`."""
 
@@ -32,12 +34,13 @@ def imitate_config() -> ImitateSettings:
     return settings
 
 
-def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
+def recipe_of(settings: ImitateSettings, default: str, tokens: tuple[int, ...] = ()) -> Recipe:
     """Make the recipe that `config.imitate` describes.
 
     Args:
         settings: of `imitate_config`.
         default: the name of the reasoner's own recipe.
+        tokens: of `Template.trained_ids`.
     Raises:
         UserError: it is not to be used with these settings.
     """
@@ -46,7 +49,7 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
         return dataclasses.replace(getattr(settings, name)(settings, *base), name=name)
 
     recipe = made(settings.recipe or default, made(default))
-    return with_lora(recipe, settings.lora) if settings.lora.rank else recipe
+    return with_lora(recipe, settings.lora, tokens) if settings.lora.rank else recipe
 
 
 def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> None:

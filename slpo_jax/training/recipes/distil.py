@@ -19,7 +19,7 @@ import optax
 from flax import struct
 
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
-from slpo_jax.data.templates import Ids
+from slpo_jax.data.templates import Ids, Template
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
@@ -116,7 +116,7 @@ class Distillation(RecipeSettings):
         of_question = np.arange(1, text.tokens.shape[1] + 1) < np.array(questions)[:, None]  # the target's position
         text = _scaled(text._replace(weights=np.where(of_question, 0.0, text.weights).astype(np.float32)))
         ids, answers = problems.answers, [problems.problems[i].answer for i in indices]
-        offsets = [problems.template.distilled_position(ids[i], a) for i, a in zip(indices, answers, strict=True)]
+        offsets = [self.position(problems.template, ids[i], a) for i, a in zip(indices, answers, strict=True)]
         # Before eos, a text ends with its answer.
         starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
         batch = DistilBatch(draw.draws, text, valid, np.add(starts, offsets).astype(np.int32))
@@ -130,6 +130,15 @@ class Distillation(RecipeSettings):
         after_end_marker = np.array(offsets, np.int32) + 1
         return dataclasses.replace(batch, student=student, student_at=after_end_marker)
 
+    def position(self, template: Template, ids: Ids, answer: str) -> int:
+        """Return the index of the token of an answer's text at which hidden states are compared.
+
+        Args:
+            ids: of the text.
+            answer: that the text ends with.
+        """
+        return template.distilled_position(ids, answer)
+
     def loss(self, policy: Policy, params, batch: DistilBatch, key, gate_weight: float = 0.0):
         """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
 
@@ -141,7 +150,7 @@ class Distillation(RecipeSettings):
             gate_weight: see `curriculum.stop_term`.
         """
         rows, params = jnp.float32(batch.draws.shape[0]), policy.reasoner.stacked(params)
-        teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
+        teacher, teacher_BMD = teach(policy.reasoner, params, batch, key, policy.config.dropout_rate)
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
         inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.draws))
@@ -176,7 +185,7 @@ def _scaled(rows: SuffixBatch) -> SuffixBatch:
     return rows._replace(weights=rows.weights * np.float32(len(rows.weights) / rows.weights.sum()))
 
 
-def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
+def teach(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
     """Return the written text's cross-entropy, summed with its weights, and the levels [B, M, D] at the position."""
     slots_L = jnp.arange(batch.text.tokens.shape[1])
     # Other noise than the student's: its positions have the same numbers.

@@ -124,7 +124,7 @@ class ImitateSettings(Checked):
 
     recipe: str = ""
     batch_size: int = setting(128, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     max_tokens: int = setting(0, least=0, note="0 keeps all problems")
     c_thought: int = setting(2, least=0)
     max_latent_stage: int = setting(3, least=0)
@@ -139,9 +139,9 @@ class ImitateSettings(Checked):
     dropout: float = setting(0.0, least=0, below=1)
     suffix_slots: tuple[int, ...] = setting((), least=1)
     reset_optimizer: bool = True
-    control: bool = setting(False, affects="report")
-    control_rate: float = setting(0.0, least=0, note="0 goes on as imitation ended", affects="report")
-    no_thought: bool = setting(False, affects="report")
+    control: bool = False
+    control_rate: float = setting(0.0, least=0, note="0 goes on as imitation ended")
+    no_thought: bool = False
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
 
@@ -308,17 +308,21 @@ class RecipeSettings(Checked, abc.ABC):
         """
 
 
-def with_lora(recipe: Recipe, config: LoraConfig) -> Recipe:
-    """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone."""
+def with_lora(recipe: Recipe, config: LoraConfig, tokens: tuple[int, ...] = ()) -> Recipe:
+    """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone.
+
+    Args:
+        tokens: ids whose rows of the vocabulary are trained too.
+    """
 
     def init(key, policy, params):
         extra = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return extra | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)}
+        return extra | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels, tokens=tokens)}
 
     def loss(policy, params, batch, key):
-        return recipe.loss(policy, lora.without_adapter(params, config.scale), batch, key)
+        return recipe.loss(policy, lora.without_adapter(params, config.scale, tokens=tokens), batch, key)
 
     def finish(params):
-        return recipe.finish(lora.without_adapter(params, config.scale))
+        return recipe.finish(lora.without_adapter(params, config.scale, tokens=tokens))
 
     return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)

@@ -19,8 +19,8 @@ from slpo_jax import load
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.api.solver import load_solver
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.decode_settings import config_of, original_settings
 from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.saved_config import config_of, stated_settings
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
@@ -139,7 +139,7 @@ def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, least):
     published(tmp_path / "colar", CONFIG | {"tie_word_embeddings": False}, **{"lm_head.weight": head})
     load(tmp_path / "colar", latents=5, max_answer_tokens=4, speed=3).export(tmp_path / "first")
     facts = json.loads((tmp_path / "first" / "reasoner.json").read_text())
-    facts["settings"]["latent_policy.colar.least"] = least
+    facts["config"]["latent_policy"]["colar"]["least"] = least
     (tmp_path / "first" / "reasoner.json").write_text(json.dumps(facts))
     reasoner = load(tmp_path / "first")
     reasoner.export(tmp_path / "exported")
@@ -180,7 +180,8 @@ def test_there_and_back(tmp_path, gaussian):
     back = find_checkpoint(config_for(tmp_path / "exported", "colar_llama")).description
     assert dataclasses.asdict(back.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
     for place in map(str, (tmp_path / "colar", tmp_path / "ours", tmp_path / "exported")):
-        config, made = config_of(identify(place)), original_settings(identify(place))
+        config = config_of(identify(place))
+        made = stated_settings(identify(place), config)
         assert (config.latent_policy.name, config.latent_policy.colar.least, config.max_latents) == ("colar", 0, 64)
         assert (made["latent_policy.name"], made["latent_policy.colar.least"], made["max_latents"]) == ("colar", 0, 64)
     said = json.loads((tmp_path / "exported" / "config.json").read_text())

@@ -12,10 +12,10 @@ from slpo_jax.api.load_options import by_argument
 from slpo_jax.api.solver import load_solver
 from slpo_jax.api.trained_reasoner import load
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.saved_config import config_of, stopping_of
 from slpo_jax.config import Config, default_config, read_config
-from slpo_jax.config.overrides import changed
+from slpo_jax.config.overrides import values
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
@@ -28,6 +28,7 @@ from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 
 REASONER = "coconut_gpt2"
+STAGES = ("imitate", "cold_start")
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +113,14 @@ def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
         assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)
 
 
-def _evaluation(tmp_path, source, given=(), **changes):
+def _evaluation(tmp_path, source, **changes):
     """An evaluation alone, in which nothing but `changes` is set."""
     config = default_config()
     config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
     config.data.eval.made = "synthetic:test"
     config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
     config.update_from_flattened_dict(changes)
-    experiment = build(changed(Config(), config, set_by=dict.fromkeys(given, "--config")), tmp_path / "evaluated")
+    experiment = build(read_config(config), tmp_path / "evaluated")
     experiment.log.close()
     return experiment
 
@@ -128,17 +129,27 @@ def _evaluated(*arguments, **changes):
     return _evaluation(*arguments, **changes).config
 
 
-def test_an_evaluation_alone_takes_t_and_threshold_of_its_checkpoint(work, exported, tmp_path, caplog):
+KEPT = {"max_latents": T, "min_latents": 1, "max_answer_tokens": ANSWER, "dropout.rate": 0.3, "dropout.where": "all"}
+
+
+def test_an_evaluation_alone_says_what_is_not_its_checkpoint_s(work, exported, tmp_path, caplog):
     """A checkpoint of T = 4 and 0.92, where the config is at its T of 12 and five thresholds to choose from."""
     for source in (work, work / "checkpoints" / "cold_start", exported):
         config = _evaluated(tmp_path, source)
-        assert (config.max_latents, config.evaluate.thresholds) == (T, (RUN[REASONER],))
-        assert (config.max_answer_tokens, config.dropout.rate) == (ANSWER, 0.3)
+        assert (config.max_latents, len(config.evaluate.thresholds)) == (12, 5)
         (line,) = caplog.messages
-        assert f"config.max_latents={T} and not 12" in line
+        assert f"config.max_latents=12 and not {T}" in line
+        assert f"config.max_answer_tokens=16 and not {ANSWER}" in line
+        assert f"and not ({RUN[REASONER]},)" in line
         caplog.clear()
-    imitated = _evaluated(tmp_path, work / "checkpoints" / "imitate")
-    assert (imitated.max_latents, imitated.gate.enabled) == (2, False)
+        _evaluated(tmp_path, source, **KEPT, **{"evaluate.thresholds": (RUN[REASONER],)})
+        assert caplog.messages == []
+    _evaluated(tmp_path, work / "checkpoints" / "imitate", **KEPT, **{"gate.enabled": False})
+    assert f"config.max_latents={T} and not 2" in caplog.text  # imitation's own number
+    caplog.clear()
+    _evaluated(tmp_path, work, **KEPT | {"max_latents": 12, "stages": ("cold_start",)})
+    (line,) = caplog.messages  # of a training that begins there
+    assert line.endswith(f"but with config.max_latents=12 and not {T}")
 
 
 def test_a_base_that_is_not_needed_is_not_looked_up_and_said(work, exported, tmp_path, caplog):
@@ -150,31 +161,16 @@ def test_a_base_that_is_not_needed_is_not_looked_up_and_said(work, exported, tmp
     assert "config.base: nobody/here is not used, config.init is not set" in caplog.text
 
 
-def test_another_t_or_threshold_is_used_and_said(work, tmp_path, caplog):
-    kept = {"max_answer_tokens": ANSWER, "min_latents": 1, "dropout.rate": 0.3, "dropout.where": "all"}
-    config = _evaluated(tmp_path, work, **kept | {"max_latents": 5, "evaluate.thresholds": (0.7,)})
-    assert (config.max_latents, config.evaluate.thresholds) == (5, (0.7,))
-    (line,) = caplog.messages
-    assert f"config.max_latents=5 and not {T}" in line
-    assert f"config.evaluate.thresholds=(0.7,) and not ({RUN[REASONER]},)" in line
-    caplog.clear()
-    given = ("max_latents", "evaluate.thresholds")  # on the command line, to their defaults
-    config = _evaluated(tmp_path, work, given, **kept)
-    assert (config.max_latents, len(config.evaluate.thresholds)) == (12, 5)
-    assert f"config.max_latents=12 and not {T}" in caplog.text
-    caplog.clear()
-    config = _evaluated(tmp_path, work, **kept | {"stages": ("cold_start",)})
-    assert config.max_latents == 12  # of a training that begins there
-    assert f"config.max_latents=12 and not {T}" in caplog.text
-
-
-def test_a_workdir_s_own_stages_are_evaluated_at_their_t(work, tmp_path, caplog):
+def test_an_evaluation_says_what_is_not_its_workdir_s_stages(work, tmp_path, caplog):
     shutil.copytree(work, tmp_path / "evaluated")
     for stage in ("imitate", "cold_start"):
         (tmp_path / "evaluated" / "checkpoints" / stage / "finished").write_text("0\n")
-    config = _evaluated(tmp_path, "", tokenizer="synthetic:20", reasoner=REASONER)
-    assert (config.max_latents, len(config.evaluate.thresholds)) == (T, 5)  # each row has a threshold of its own
-    assert f"config.max_latents={T} and not 12" in caplog.text
+    its = {"tokenizer": "synthetic:20", "reasoner": REASONER}
+    _evaluated(tmp_path, "", **its, **KEPT)
+    assert caplog.messages == []
+    _evaluated(tmp_path, "", **its, **KEPT | {"max_latents": 12})
+    assert [line.partition(":")[0] for line in caplog.messages] == ["cold_start", "imitate"]
+    assert all(f"config.max_latents=12 and not {T}" in line for line in caplog.messages)
 
 
 def test_a_threshold_that_was_chosen_at_another_t_is_better_than_none(work, tmp_path):
@@ -200,11 +196,10 @@ def test_a_threshold_that_was_chosen_at_another_t_is_better_than_none(work, tmp_
 def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_path):
     shutil.copytree(work, tmp_path / "work")
     stage = Workdir(tmp_path / "work").stage_folder("cold_start")
-    facts = json.loads(stage.facts.read_text())
-    edit(stage.facts, seed=8)
+    edit(stage.config, seed=8)
     identity = identify(str(stage.path))
     assert stopping_of(config_of(identity), identity) == ("threshold", None)
-    write_rule(stage, Row("", "", stopping="threshold", rule=0.7, settings=facts | {"seed": 8}), alike=True)
+    write_rule(stage, Row("", "", stopping="threshold", rule=0.7), alike=True)
     assert stopping_of(config_of(identity), identity) == ("threshold", 0.7)
 
 
@@ -221,7 +216,8 @@ def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_
 def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path, key, value):
     shutil.copytree(exported, tmp_path / "it")
     file = tmp_path / "it" / "reasoner.json"
-    edit(file, settings=json.loads(file.read_text())["settings"] | {key: value})
+    said = json.loads(file.read_text())
+    edit(file, **{key: value} if key == "rule" else {"config": said["config"] | {key: value}})
     message = rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)"
     with pytest.raises(UserError, match=message) as error, by_argument():
         load_solver(str(tmp_path / "it"))
@@ -241,21 +237,51 @@ def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key
     assert f"{tmp_path}/it: {file} changed since it was written, as its checksums.json has it" in caplog.text
 
 
-@pytest.mark.parametrize("where", ["config.json", "checkpoints/cold_start/config.json"])
-def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where):
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(-2, "key max_latents: -2 is not valid"), (None, "key max_latents: is missing, as in what other versions of")],
+)
+def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, value, said):
     shutil.copytree(work, tmp_path / "work")
-    edit(tmp_path / "work" / where, max_latents=-2)
-    with pytest.raises(UserError, match=rf"{where}: .*max_latents: -2"):
+    edit(tmp_path / "work/checkpoints/cold_start/config.json", max_latents=value)
+    with pytest.raises(UserError, match=rf"checkpoints/cold_start/config\.json: {said}"):
         load_solver(str(tmp_path / "work"))
+
+
+def test_a_checkpoint_without_its_config_is_refused(work, tmp_path):
+    """As an import of an earlier version is, whose settings lay elsewhere."""
+    shutil.copytree(work, tmp_path / "work")
+    file = tmp_path / "work/checkpoints/cold_start/config.json"
+    file.unlink()
+    for act in (load, lambda source: export_checkpoint(source, tmp_path / "new")):
+        with pytest.raises(UserError, match=f"^{file}: no such file, which says what "):
+            act(tmp_path / "work")
+
+
+def test_a_stage_s_config_is_whole_and_what_it_ran_by(work):
+    """Read as any config, it makes that stage again; a converted one names no places."""
+    whole = {stage: json.loads((work / "checkpoints" / stage / "config.json").read_text()) for stage in STAGES}
+    ran = {stage: read_config(saved) for stage, saved in whole.items()}
+    assert {stage: config.stages for stage, config in ran.items()} == {stage: (stage,) for stage in STAGES}
+    assert all(values(Config()).keys() == saved.keys() for saved in whole.values())
+    assert [ran[stage].gate.enabled for stage in STAGES] == [False, True]  # imitation trains none
+    assert ran["cold_start"].max_latents == T
+
+
+def test_a_converted_checkpoint_names_no_places(work, exported, tmp_path):
+    import_checkpoint(exported, tmp_path / "imported")
+    kept = json.loads((exported / "reasoner.json").read_text())["config"]
+    assert values(Config()).keys() == kept.keys()
+    assert str(work) not in json.dumps(kept)
+    assert json.loads((tmp_path / "imported" / "config.json").read_text()) == kept
 
 
 def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
     shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
 
-    with pytest.raises(UserError, match=r"config\.data\.valid: .*--config\.evaluate\.thresholds"):
-        check_stages(_evaluation(tmp_path, tmp_path / "work"))
-    check_stages(_evaluation(tmp_path, tmp_path / "work", **{"evaluate.thresholds": (0.5,)}))
-    check_stages(_evaluation(tmp_path, work))  # which has a threshold
+    with pytest.raises(UserError, match=r"config\.data\.valid: not set.*--config\.evaluate\.thresholds='\(0\.5,\)'"):
+        check_stages(_evaluation(tmp_path, tmp_path / "work", **KEPT))
+    check_stages(_evaluation(tmp_path, tmp_path / "work", **KEPT, **{"evaluate.thresholds": (0.5,)}))
 
 
 def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
@@ -336,8 +362,7 @@ def test_what_is_no_end_token_is_a_line(published, value, message):
 
 def test_a_run_s_own_reward_judges_where_it_is_registered(work, tmp_path, monkeypatch, caplog):
     shutil.copytree(work, tmp_path / "work")
-    for file in (tmp_path / "work" / "config.json", identify(str(tmp_path / "work")).stage_folder.facts):
-        edit(file, reward="long")
+    edit(identify(str(tmp_path / "work")).stage_folder.config, reward="long")
     export_checkpoint(tmp_path / "work", tmp_path / "exported")
     load(tmp_path / "work").export(tmp_path / "api")
     export_checkpoint(work, tmp_path / "plain")
