@@ -78,7 +78,7 @@ def example_paths() -> set[str]:
 
 def examples() -> list[tuple[str, str]]:
     """(file, code) of those that register something."""
-    pages = (ROOT / "README.md", EXTEND, ROOT / "docs" / "rewards.md")
+    pages = (ROOT / "README.md", EXTEND, ROOT / "docs" / "rewards.md", ROOT / "docs" / "tutorial.md")
     return _EXAMPLE.findall("".join(page.read_text() for page in pages))
 
 
