@@ -1,4 +1,4 @@
-"""Train a latent reasoner with a reward of your own: `python examples/own_reward.py`, in some ten minutes on a CPU.
+"""Train a latent reasoner with a reward of your own: `python examples/own_reward.py`, in some four minutes on a CPU.
 
 A problem of Countdown gives three or four numbers and a goal; the answer is an expression that reaches it. The reward
 below gives part of a point for an answer that comes close, so it can tell two wrong answers apart.
