@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from slpo_jax.config import Config
 from slpo_jax.config.keys import CHANGES_NOTHING
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.settings import fields_of, in_words
+from slpo_jax.settings import describe_hint, fields_of
 from slpo_jax.training.objectives import OBJECTIVES
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -81,7 +81,7 @@ def described(settings: Any) -> list[Described]:
     """The keys of the section that a dataclass, or an instance with other defaults, describes."""
     made = settings() if isinstance(settings, type) else settings
     return [
-        Described(name, getattr(made, name), in_words(hint, limits))
+        Described(name, getattr(made, name), describe_hint(hint, limits))
         for name, hint, _, limits in fields_of(type(made))
         if limits.in_config
     ]

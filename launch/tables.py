@@ -52,6 +52,7 @@ _TODAY = {
     r"pathwise \(PKPO\)": "replay (PKPO)",
     r"\breplay_pkpo\b": "replay (PKPO)",
     r", improvement$": ", policy update",
+    r"\bon (GPT-2|Llama)\b(?![ -]\d)": r"on tiny \1",
 }
 """A name in older files -> what it is called now. What has today's name keeps it."""
 

@@ -56,7 +56,9 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-METHODS = ROOT / "docs" / "methods.md"
+METHODS = [
+    ROOT / "docs" / f"methods{part}.md" for part in ("", "_soft", "_text")
+]
 EXTEND = ROOT / "docs" / "extend.md"
 OF_A_RUN = {
     "checkpoints",
@@ -101,7 +103,7 @@ def example_paths() -> set[str]:
 
 def examples() -> list[tuple[str, str]]:
     """(file, code) of those that register something."""
-    pages = (ROOT / "README.md", EXTEND, ROOT / "docs" / "rewards.md")
+    pages = (ROOT / "README.md", EXTEND, ROOT / "docs" / "rewards.md", ROOT / "docs" / "tutorial.md")
     return _EXAMPLE.findall("".join(page.read_text() for page in pages))
 
 
@@ -140,7 +142,7 @@ def test_paths_are_there(page):
     folders = [text for text in folders if text.partition("/")[0] not in OF_A_RUN]
     missing = [path for path in files + folders if not found(path)]
     assert not missing
-    if page.name in ("CONTRIBUTING.md", "equations.md", "extend.md"):
+    if page.name in ("CONTRIBUTING.md", "methods.md", "extend.md"):
         assert len(files) + len(folders) > 3, "nothing was looked for"
 
 
@@ -153,7 +155,7 @@ def test_names_are_in_their_files(page):
             assert re.search(
                 rf"^(?:def|class) {name}\b|^{name}\b.*=", source, re.MULTILINE
             ), f"{path}: {name}"
-    assert len(named) > 10 or page.name != "equations.md"
+    assert len(named) > 10 or page.name != "methods.md"
 
 
 def holds(node, key: str) -> bool:
@@ -190,11 +192,7 @@ def test_config_keys_exist(page):
     quoted += re.findall(rf"`((?:STAGE|{sections})\.(?!py`)[\w.]+)`", text)
     quoted = [key for key in quoted if "right_answers" not in key]
     assert not [key for key in quoted if not holds(config, key)]
-    assert len(quoted) > 5 or page.name not in (
-        "train.md",
-        "equations.md",
-        "methods.md",
-    )
+    assert len(quoted) > 5 or page.name not in ("train.md", "methods.md")
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -253,7 +251,10 @@ def test_methods_would_begin(tmp_path, monkeypatch):
     """Each way to imitate can use the embedded problems: nothing is missing, and phases have room for warm-ups."""
     monkeypatch.chdir(ROOT)
     configs = [
-        config_of(words) for words in commands(METHODS) if "slpo_jax.main" in words
+        config_of(words)
+        for page in METHODS
+        for words in commands(page)
+        if "slpo_jax.main" in words
     ]
     ways = {
         str((config.reasoner, config.imitate, config.prompt)): config
@@ -280,7 +281,7 @@ def test_the_python_page_has_every_public_name():
 
 
 def test_methods_are_all_there():
-    said = set(re.findall(r"\w+", METHODS.read_text()))
+    said = set(re.findall(r"\w+", "".join(page.read_text() for page in METHODS)))
     assert (
         not {
             *LATENT_POLICIES,

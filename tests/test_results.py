@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import hardware
 import tables
 from commands import commands_in, fault, words_of
 from slpo_jax.errors import UserError
@@ -116,13 +117,13 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
 
 
 TODAY = {
-    "no thought on Llama": "no latents on Llama",
+    "no thought on Llama": "no latents on tiny Llama",
     "Pass@k, 800": "pathwise, 800",
-    "CODI on GPT-2: Pass@k": "CODI on GPT-2: pathwise",
+    "CODI on GPT-2: Pass@k": "CODI on tiny GPT-2: pathwise",
     "any of N (Pass@N)": "any of N (Pass@N)",
     "replay, above keys": "replay, above SFT on keys",
     "pathwise (reward)": "replay",
-    "CODI on GPT-2: replay_pkpo": "CODI on GPT-2: replay (PKPO)",
+    "CODI on GPT-2: replay_pkpo": "CODI on tiny GPT-2: replay (PKPO)",
     "imitation, own length": "SFT",
     "imitation, T_max latents": "SFT, T_max latents",
     "minus further imitation": "minus SFT, as many steps more",
@@ -159,6 +160,69 @@ def test_pages_are_rendered_from_results(page):
     )
 
 
+_FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_VERSION = r"(?:Python|jax) [\d.]+(?: to [\d.]+)?"
+_NO_PROSE = re.compile(rf"<!--.*?-->|^\|[^\n]*|`[^`]*`|\]\([^)]*\)|{_VERSION}", re.DOTALL | re.MULTILINE)
+_NUMBER = r"(?<![\w.-])[-+]?(\d+\.\d+)(?![\w-]|\.\d)"
+_CLAIM = re.compile(
+    rf"(?:{_NUMBER}[^\[\]\d]{{0,20}} )?\[[-+]?(\d+\.\d+), [-+]?(\d+\.\d+)\]|{_NUMBER} ± (\d+\.\d+)|{_NUMBER}"
+)
+
+
+def cells_of(table):
+    """The numbers of each cell of a results file's table, without their signs."""
+    for row in table["rows"]:
+        for cell in row[1:]:
+            numbers = list(cell.values()) if isinstance(cell, dict) else [cell]
+            yield [abs(number) for number in numbers if isinstance(number, int | float)]
+
+
+def unfounded(text, read):
+    """Claims of a page's prose that no cell of a results file has which their section names.
+
+    A claim is a figure with a decimal point; with its interval or its standard error it is one, and of one cell.
+
+    Args:
+        read: a results file's tables by its name, such as results/arena.json.
+    """
+    found = []
+    for section in re.split(r"^## ", text, flags=re.MULTILINE):
+        names = dict.fromkeys(re.findall(r"results/\w+\.json", section))
+        cells = [cell for name in names for table in read(name).values() for cell in cells_of(table)]
+        prose = " ".join(_NO_PROSE.sub(" ", _FENCE.sub("", section)).split())
+        for groups in _CLAIM.findall(prose):
+            claim = [figure for figure in groups if figure]
+            if not any(all(_holds(cell, figure) for figure in claim) for cell in cells):
+                found.append(claim)
+    return found
+
+
+def _holds(cell, figure):
+    """Whether a cell has a number that is printed so."""
+    half = 0.5001 * 10.0 ** -len(figure.partition(".")[2])
+    return any(abs(number - float(figure)) <= half for number in cell)
+
+
+def test_a_claim_without_a_cell_is_found():
+    stored = {"a": {"rows": [["x", {"value": -1.26, "low": -2.0, "high": 0.5}, 0.25, {"value": 7.0, "se": 3.0}]]}}
+    page = (
+        "## One\nLost 1.3 points [-2.0, +0.5] on SmolLM-1.7B; v 1.2.3 `9.9`\n<!-- results/one.json 6.6 -->\n| 8.8 |\n"
+    )
+    page += "or 0.25, 7.0 ± 3.0\n"
+    assert unfounded(page, lambda name: stored) == []
+    changed = page.replace("1.3", "0.2").replace("or 0.25", "or 0.26")
+    assert unfounded(changed, lambda name: stored) == [["0.2", "2.0", "0.5"], ["0.26"]]
+    assert unfounded(page.replace("7.0 ±", "0.2 ±"), lambda name: stored) == [["0.2", "3.0"]]
+    assert unfounded(f"{page}## Two\nIt gained 1.3.\n", lambda name: stored) == [["1.3"]]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_figures_in_prose_are_of_a_file_that_their_section_names(name):
+    """A link, a table or a comment, <!-- figures: results/NAME.json -->, names it."""
+    text = (tables.ROOT / name).read_text()
+    assert unfounded(text, lambda file: json.loads((tables.ROOT / file).read_text())["tables"]) == []
+
+
 @pytest.mark.parametrize("name", tables.FIGURES)
 def test_figures_are_drawn_from_results(name):
     """After a change of results/: python launch/tables.py."""
@@ -191,6 +255,12 @@ def test_results_say_where_they_are_from(path):
         if f"results/{path.name}" in page.read_text()
     ]
     assert shown, "no page has it"
+
+
+def test_the_tables_of_hardware_are_made_of_today_s_results():
+    """After a change of results/: python launch/hardware.py."""
+    stored = json.loads(hardware.FILE.read_text())["tables"]
+    assert stored == json.loads(json.dumps(hardware.made()))
 
 
 def _gone(path: Path, command: str) -> str:

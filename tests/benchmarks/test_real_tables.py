@@ -22,12 +22,12 @@ def test_speeds_are_of_each_program_s_own_steps():
     assert speeds["CoT-SFT"] == [
         1.0,
         2.0,
-        pytest.approx(100 * 2 / 790),
+        pytest.approx(100 * 2 / 989),
     ]
     assert speeds["CODI"] == [
         2.0,
         4.0,
-        pytest.approx(100 * 4 / 790),
+        pytest.approx(100 * 4 / 989),
     ]
     assert speeds["evaluation"] == [None] * 3
 
