@@ -34,9 +34,10 @@ from benchmarks.measure.words import DTYPES, Work, export, make_work
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Prompts
+from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import replicate, shard_rows
 from slpo_jax.training.optimizer import make_optimizer
-from slpo_jax.training.rl_step import make_rl_step
+from slpo_jax.training.rl_loss import RlConfig
 from slpo_jax.training.state import TrainState, init_state
 
 OURS, THEIRS = "slpo_jax", "torch"
@@ -72,9 +73,9 @@ class Ours:
         self.work, self.mesh, self.compile_seconds = work, work.setup.mesh, dict[str, float]()
         parts, optimizer, trained = work.parts, make_optimizer(work.optimizer_config), ("reasoner",)
         self.state: TrainState = init_state(work.params, trained, optimizer, work.setup.key, work.setup.layout)
-        step = make_rl_step(
-            parts.policy, parts.objective, parts.reward, parts.group, optimizer, trained, work.setup.layout, "rl"
-        )
+        rl = RlConfig(group=parts.group)
+        layout = work.setup.layout
+        step = make_rl_step(parts.policy, parts.objective, rl, optimizer, trained, layout, reward=parts.reward)
         rollout, _, gradient = part_programs(parts, self.mesh)
         batch, key = shard_rows(work.batch(0), self.mesh), self._key(0)
         self.rollout = self._compiled("rollout", rollout, self.state.params, batch, key)

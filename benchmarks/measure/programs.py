@@ -12,16 +12,10 @@ from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstr
 from slpo_jax.config.config import rl_of
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Prompts, Stopping
-from slpo_jax.run import imitate
-from slpo_jax.run.rl import (
-    fresh_adapters,
-    make_objective,
-    optimizer_config,
-    optimizer_of,
-    trained_parts,
-    training_policy,
-)
+from slpo_jax.run.rl_adapters import fresh_adapters, trained_parts
 from slpo_jax.run.setup import Setup
+from slpo_jax.run.train_imitation import choose_problems, plan_phases
+from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
 from slpo_jax.run.train_stage import host_batches
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
@@ -63,7 +57,7 @@ def programs(setup: Setup, stage: str) -> list[Program]:
 def imitation(setup: Setup, number: int = -1) -> list[Program]:
     """A phase's step; the others of its recipe by their number."""
     config = setup.config.imitate
-    recipe, plan, optimizers = imitate.planned(setup)
+    recipe, plan, optimizers = plan_phases(setup)
     phase, optimizer, params = plan[number], make_optimizer(optimizers[number]), setup.abstract_params()
     policy = setup.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
     trained = () if recipe.alone else setup.trained_by(IMITATE, params)
@@ -71,7 +65,7 @@ def imitation(setup: Setup, number: int = -1) -> list[Program]:
         own = jax.eval_shape(lambda params: recipe.init(jax.random.key(0), policy, params), params)
         params, trained = params | placed(setup, own, EVERYWHERE), (*trained, *own)
     trained = phase.trains or trained
-    problems = imitate.imitated(setup, recipe, plan)
+    problems = choose_problems(setup, recipe, plan)
     slots = recipe.slots(problems, phase, config.suffix_slots)
     batch = recipe.batch(problems, phase, 0, 0, config.batch_size, (max(setup.prompt_slots),), slots)
     how = (optimizer, trained, setup.layout, IMITATE, config.micro_batches)
@@ -111,7 +105,7 @@ def objectives(setup: Setup, own: bool = False) -> list[Program]:
 def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     """One step, or where answers are read on the host, or used again, its two halves."""
     config, reward = setup.config.rl, setup.reward.on_device
-    objective = make_objective(setup, name)
+    objective = setup.config.objective[name]
     policy, params = training_policy(setup, objective), setup.abstract_params()
     params |= placed(setup, jax.eval_shape(functools.partial(fresh_adapters, setup), params), EVERYWHERE)
     trained = trained_parts(setup, params)

@@ -16,8 +16,8 @@ from slpo_jax.config import read_config
 from slpo_jax.data.batches import batch_indices
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import PromptedBatch
-from slpo_jax.run.rl import make_objective, optimizer_config, training_policy
 from slpo_jax.run.setup import Setup, assemble
+from slpo_jax.run.train_rl import optimizer_config, training_policy
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl_loss import make_batch
 
@@ -64,7 +64,7 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
         **(changes or {}),
     })  # fmt: skip
     setup = assemble(read_config(config))
-    objective, template, devices = make_objective(setup, config.rl.objectives[0]), setup.template, setup.mesh.size
+    objective, template, devices = setup.config.objective[config.rl.objectives[0]], setup.template, setup.mesh.size
     if flags.prompts % devices:
         raise UserError(f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one")
     policy = training_policy(setup, objective).having(banned_ids=(*template.banned_ids, *template.eos_ids))

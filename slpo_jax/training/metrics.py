@@ -68,8 +68,13 @@ class _TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in scalars.items()
+        ]
+        self._events.write_event(
+            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        )
         self._events.flush()
 
     def finish(self) -> None:
@@ -83,7 +88,8 @@ class _Wandb:
     def __init__(self, workdir: Path, config: dict[str, Any]):
         import wandb
 
-        project, path = os.environ.get("WANDB_PROJECT", "slpo_jax"), Workdir(workdir).trackers
+        project = os.environ.get("WANDB_PROJECT", "slpo_jax")
+        path = Workdir(workdir).trackers
         ids = read_json(path, default={"wandb": secrets.token_hex(4)})
         write_text(path, json.dumps(ids, indent=1) + "\n")
         self._run = wandb.init(
@@ -118,9 +124,13 @@ def check_trackers(names: Collection[str]) -> None:
     """
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it")
+            raise UserError(
+                f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it"
+            )
         if name == "wandb" and importlib.util.find_spec(name) is None:
-            raise UserError("config.trackers: wandb is not installed; pip install 'slpo_jax[wandb]'")
+            raise UserError(
+                "config.trackers: wandb is not installed; pip install 'slpo_jax[wandb]'"
+            )
     if len(set(names)) < len(names):
         raise UserError(f"config.trackers: {tuple(names)}: give each name once")
 
@@ -133,9 +143,10 @@ class MetricsLog:
     """
 
     def __init__(self, workdir: Workdir):
-        self.workdir, self.path = workdir, workdir.metrics
+        self.workdir = workdir
+        self.path = workdir.metrics
         self._trackers: dict[str, Tracker] = {}
-        self._known: set[str] = set()  # rows that were taken back, which the trackers have
+        self._known: set[str] = set()  # rows taken back, which the trackers have
 
     def start(self, names: Collection[str], config: dict[str, Any]) -> None:
         """Start the trackers of these names, of several processes in the first.
@@ -150,7 +161,9 @@ class MetricsLog:
                 self._trackers[name] = TRACKERS[name](self.workdir.root, config)
             except Exception as error:  # of a library, or the user's code, either of which can raise anything
                 reason = in_a_line(error)
-                raise UserError(f"config.trackers: {name}: {reason}; mend that, or leave the tracker out") from error
+                raise UserError(
+                    f"config.trackers: {name}: {reason}; mend that, or leave the tracker out"
+                ) from error
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
         """Drop a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
@@ -159,7 +172,12 @@ class MetricsLog:
         rows = []
         for line in self.path.read_text("utf-8", "replace").splitlines(keepends=True):
             row = _parsed(line)
-            if row is not None and row["stage"] == stage and row["step"] > step and scalar in row:
+            if (
+                row is not None
+                and row["stage"] == stage
+                and row["step"] > step
+                and scalar in row
+            ):
                 self._known.add(_timeless(row))
             elif row is not None or line.endswith("\n"):  # else an interruption tore it
                 rows.append(line.rstrip("\n") + "\n")
@@ -174,12 +192,22 @@ class MetricsLog:
             with self.path.open("a") as file:
                 file.write(to_json(row) + "\n")
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None  # what it says of a full disk has none
+            raise OSError(
+                error.errno, error.strerror, str(self.path)
+            ) from None  # what it says of a full disk has none
         key = _timeless(row)
         if key in self._known:
             self._known.discard(key)
         else:
-            self._track(stage, step, {f"{stage}/{name}": x for name, x in scalars.items() if math.isfinite(x)})
+            self._track(
+                stage,
+                step,
+                {
+                    f"{stage}/{name}": x
+                    for name, x in scalars.items()
+                    if math.isfinite(x)
+                },
+            )
 
     def _track(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -198,19 +226,28 @@ class MetricsLog:
             try:
                 self._trackers.pop(name).finish()
             except Exception as error:
-                logging.warning("config.trackers: %s did not end well (%s)", name, in_a_line(error))
+                logging.warning(
+                    "config.trackers: %s did not end well (%s)", name, in_a_line(error)
+                )
 
 
 def _timeless(row: dict[str, Any]) -> str:
     """Remove what depends on the clock: a run that goes on writes the same row again."""
-    return to_json({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
+    return to_json(
+        {name: value for name, value in row.items() if name not in CLOCK},
+        sort_keys=True,
+    )
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
     """Parse a row; None for what is none."""
     try:
         row = json.loads(line)
-        return row if isinstance(row["stage"], str) and isinstance(row["step"], int) else None
+        return (
+            row
+            if isinstance(row["stage"], str) and isinstance(row["step"], int)
+            else None
+        )
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -235,8 +272,12 @@ class Means:
 
     def take(self) -> dict[str, float]:
         """Return the means, 0 over nothing; then begin anew."""
-        sums, self.sums = self.sums, {}
-        return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
+        sums = self.sums
+        self.sums = {}
+        return {
+            name: total / count if count else 0.0
+            for name, (total, count) in sums.items()
+        }
 
 
 def warn_of_cuts(label: str, share: float, key: str) -> bool:

@@ -12,10 +12,10 @@ from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run import provenance
 from slpo_jax.run.experiment import build
-from slpo_jax.run.imitate import imitated
 from slpo_jax.run.provenance import ensure_manifest, evaluated_settings, problems_facts, settings_of
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.sources import data_summary
+from slpo_jax.run.train_imitation import choose_problems
 from small_run import load_config
 
 ASKED = [{"question": f"Tom has {n} pens . How many now ?", "target": n} for n in range(1, 13)]
@@ -143,7 +143,7 @@ def test_solutions_of_other_problems_are_imitated(made, tmp_path):
     experiment = made(rest, **demos, **small)
     check_stages(experiment)
     assert ([*map(len, experiment.demos.steps)], experiment.train.steps) == ([1] * 12, [[]] * 12)
-    copied = imitated(experiment, experiment.recipe, experiment.recipe.phases(experiment.demos, 2))
+    copied = choose_problems(experiment, experiment.recipe, experiment.recipe.phases(experiment.demos, 2))
     assert [each.question for each in copied.problems] == [row["question"] for row in ANSWERED]
     assert all("<unk>" not in experiment.template.tokenizer.decode(ids) for ids in experiment.train.prompts)
     first, *_, example = data_summary("config.data.demos", experiment.demos, experiment.config.weighted)

@@ -9,7 +9,13 @@ from slpo_jax.training.recipes.curriculum import Curriculum, Internalization
 from slpo_jax.training.recipes.distil import Dart, Distillation
 from slpo_jax.training.recipes.frontier import Frontier
 from slpo_jax.training.recipes.latent_sft import LatentSft
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, with_lora
+from slpo_jax.training.recipes.recipe import (
+    ImitateSettings,
+    Phase,
+    Recipe,
+    RecipeSettings,
+    with_lora,
+)
 from slpo_jax.training.recipes.simcot import SimCot
 
 RECIPES: dict[str, type[RecipeSettings]] = {
@@ -64,7 +70,11 @@ def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> No
             f"config.imitate.stage_until: {config.stage_until}, but {recipe.name} says itself when its phases end; set "
             "it to 0"
         )
-    if config.stage_until and config.optimizer.schedule != "constant" and not config.reset_optimizer:
+    if (
+        config.stage_until
+        and config.optimizer.schedule != "constant"
+        and not config.reset_optimizer
+    ):
         raise UserError(
             f"config.imitate.optimizer.schedule: {config.optimizer.schedule} goes by the steps of all stages, which "
             "nobody knows with config.imitate.stage_until; set it to constant, or config.imitate.reset_optimizer=True"

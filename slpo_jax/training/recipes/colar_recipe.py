@@ -26,7 +26,15 @@ from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.latent_policy import standard_normal
 from slpo_jax.policy.policy import Policy, Prompts, encode_prompts
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, consecutive
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Needs,
+    Phase,
+    Recipe,
+    RecipeSettings,
+    consecutive,
+)
 
 COT = "cot"
 
@@ -73,7 +81,9 @@ class Compression(RecipeSettings):
         "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
     }
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`, without stages."""
         return chunked(settings, "colar", chunks_of, MOST_SPEED, pooled)
 
@@ -90,7 +100,9 @@ def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
     used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
     summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
-    return (summed_BSD / jnp.where(batch.chunks[..., None], jnp.sqrt(sizes_BS1) + 1e-5, 1)).astype(embedded_BSRD.dtype)
+    return (
+        summed_BSD / jnp.where(batch.chunks[..., None], jnp.sqrt(sizes_BS1) + 1e-5, 1)
+    ).astype(embedded_BSRD.dtype)
 
 
 def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, key):
@@ -99,9 +111,11 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     Args:
         policy, params, key: as in `Recipe.loss`.
     """
-    reasoner, rate = policy.reasoner, policy.config.dropout_rate
+    reasoner = policy.reasoner
+    rate = policy.config.dropout_rate
     params = reasoner.stacked(params)
-    keys_B, slots_S = noise.row_keys(key, batch.draws), jnp.arange(batch.sizes.shape[1])
+    keys_B = noise.row_keys(key, batch.draws)
+    slots_S = jnp.arange(batch.sizes.shape[1])
     noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
     first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)
     inputs_BSD = vectors(policy, params, batch)
@@ -115,21 +129,37 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     )
     before_BLD = jnp.concatenate([first_BD[:, None], hidden_BSD], axis=1)
     mask_BL = batch.weights != 0
-    log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, mask_BL, likeliest=True)
+    log_probs_BL, likeliest_BL = reasoner.log_probs(
+        params, before_BLD, batch.targets, mask_BL, likeliest=True
+    )
     words = total = -jnp.sum(log_probs_BL * batch.weights)
-    wrong_BL, rows = (likeliest_BL != batch.targets) & mask_BL, jnp.float32(batch.draws.shape[0])
+    wrong_BL = (likeliest_BL != batch.targets) & mask_BL
+    rows = jnp.float32(batch.draws.shape[0])
     if batch.predicted is None:
         metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
     else:
         # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
-        wrong_BL &= jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
+        wrong_BL &= jnp.pad(
+            jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0))
+        )
         assert reasoner.law is not None
         law = reasoner.law(params, hidden_BSD)
-        aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
-        sample_BSD = law.mean + law.std * standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
-        latent = jnp.sum(jnp.square(sample_BSD - aims_BSD).mean(axis=-1) * batch.predicted)
+        aims_BSD = (
+            jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32)
+            / reasoner.unit
+        )
+        sample_BSD = law.mean + law.std * standard_normal(
+            noise.draw_keys(keys_B, slots_S), law.mean
+        )
+        latent = jnp.sum(
+            jnp.square(sample_BSD - aims_BSD).mean(axis=-1) * batch.predicted
+        )
         total = words + latent
-        metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (words, rows), "latent": (latent, rows)}
+        metrics = {
+            "answered": (jnp.sum(~wrong_BL.any(axis=1)), rows),
+            "said": (words, rows),
+            "latent": (latent, rows),
+        }
     return total, metrics | {"loss": (total, rows)}, None
 
 
@@ -151,43 +181,81 @@ def chunked(
 
     def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
         if speed_of(problems.template) > most:  # which only CoLaR's has
-            raise UserError(f"config.prompt.speed: the recipe {name} asks at speed {most} always; set it to {most}")
+            raise UserError(
+                f"config.prompt.speed: the recipe {name} asks at speed {most} always; set it to {most}"
+            )
         cot = Phase(COT, 0, settings.cot_steps, 0, 0, 0)
-        return consecutive([cot, Phase(name, 0, settings.final_steps, None, None, max_latents)])
+        return consecutive(
+            [cot, Phase(name, 0, settings.final_steps, None, None, max_latents)]
+        )
 
     def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Return positions; slots, at speed 1; tokens of one, at the highest."""
         split, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
         sizes = list[Needs]()
-        for prompt, steps, answer in zip(problems.prompts, problems.steps, problems.answers, strict=True):
+        for prompt, steps, answer in zip(
+            problems.prompts, problems.steps, problems.answers, strict=True
+        ):
             size = len(split(steps, 1)) + 1 + len(answer) + 1
             longest = max(map(len, split(steps, highest)), default=1)
             sizes.append((len(prompt) - 1 + size, size, longest))
         return sizes
 
     def rows(draw: Draw) -> ChunkBatch:
-        problems, indices, template = draw.problems, draw.indices, draw.problems.template
+        problems, indices, template = (
+            draw.problems,
+            draw.indices,
+            draw.problems.template,
+        )
         in_words = draw.phase.name == COT
-        speed = 1 if in_words else int(draw.rng(noise.Stream.SPEED).integers(1, most, endpoint=True))
+        speed = (
+            1
+            if in_words
+            else int(draw.rng(noise.Stream.SPEED).integers(1, most, endpoint=True))
+        )
         split = chunks_of if in_words else cut
-        texts_of = [(split(problems.steps[i], speed), problems.answers[i]) for i in indices]
-        prompt_ids = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
-        count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in texts_of))
+        texts_of = [
+            (split(problems.steps[i], speed), problems.answers[i]) for i in indices
+        ]
+        prompt_ids = at_speed(template, speed).prompts(
+            [problems.problems[i].question for i in indices]
+        )
+        count = len(indices)
+        slots = draw.fit(
+            max(len(thought) + 2 + len(answer) for thought, answer in texts_of)
+        )
         ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
-        sizes, chunks = np.zeros((count, slots), np.int32), np.zeros((count, slots), bool)
+        sizes = np.zeros((count, slots), np.int32)
+        chunks = np.zeros((count, slots), bool)
         predicted = np.zeros((count, slots), np.float32)
         mark: Any = template.start_id
-        labels, texts = draw.rng(noise.Stream.LABELS), []
+        labels = draw.rng(noise.Stream.LABELS)
+        texts = []
         for row, (thought, answer) in enumerate(texts_of):
-            for slot, ids_of in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
+            for slot, ids_of in enumerate(
+                [[mark], *thought, [mark], *([token] for token in answer)]
+            ):
                 ids[row, slot, : len(ids_of)], sizes[row, slot] = ids_of, len(ids_of)
             label = [ids_of[labels.integers(len(ids_of))] for ids_of in thought]
-            texts.append([template.pad_id, mark, *label, mark, *answer, template.eos_id])
-            chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+            texts.append(
+                [template.pad_id, mark, *label, mark, *answer, template.eos_id]
+            )
+            chunks[row, 1 : 1 + len(thought)] = True
+            predicted[row, : 1 + len(thought)] = 1.0
         _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
-        weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
+        weights = weights * (count / weights.sum())
+        predicted = predicted * (count / predicted.sum())
         prompts = draw.prompts([row[:-1] for row in prompt_ids])
-        return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.draws)
+        return ChunkBatch(
+            prompts,
+            ids,
+            sizes,
+            targets,
+            weights,
+            chunks,
+            None if in_words else predicted,
+            draw.draws,
+        )
 
     return Recipe(phases, needs, rows, functools.partial(chunk_loss, vectors))
 
@@ -202,7 +270,9 @@ class StepPerLatent(RecipeSettings):
     uses_c_thought = False
     metrics = Compression.metrics
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
         recipe = chunked(settings, "regular", lambda steps, speed: steps, 1, _codes)
         return dataclasses.replace(recipe, init=_init)
@@ -215,10 +285,15 @@ def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
 
 def _codes(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
     """Return the slots' inputs [B, S, D]: embeddings, and of the thought the projector's, times the latents' unit."""
-    words_BSD, reasoner = pooled(policy, params, batch), policy.reasoner
+    words_BSD = pooled(policy, params, batch)
+    reasoner = policy.reasoner
     if batch.predicted is None:
         return words_BSD
     codes_ND = jax.lax.stop_gradient(words_BSD.reshape(-1, reasoner.width))
-    latents_ND: Any = StepProjector(reasoner.width).apply({"params": params[PROJECTOR]}, codes_ND)
-    latents_BSD = (reasoner.unit * latents_ND).astype(words_BSD.dtype).reshape(words_BSD.shape)
+    latents_ND: Any = StepProjector(reasoner.width).apply(
+        {"params": params[PROJECTOR]}, codes_ND
+    )
+    latents_BSD = (
+        (reasoner.unit * latents_ND).astype(words_BSD.dtype).reshape(words_BSD.shape)
+    )
     return jnp.where(batch.chunks[..., None], latents_BSD, words_BSD)

@@ -63,18 +63,28 @@ class ImitationBatch:
     stops: Any
 
 
-def phases(settings: ImitateSettings, max_latents: int, last: str = "final") -> list[Phase]:
+def phases(
+    settings: ImitateSettings, max_latents: int, last: str = "final"
+) -> list[Phase]:
     """Return the curriculum as consecutive phases.
 
     Args:
         max_latents: T.
         last: name of the last of them.
     """
-    c_thought, stages = settings.c_thought, settings.max_latent_stage
+    c_thought = settings.c_thought
+    stages = settings.max_latent_stage
     random = settings.final_latents == "random" and c_thought > 0
-    plans: list[tuple[str, int, int | None, int | None]] = [("cot", settings.cot_steps, 0, 0)]
-    plans += [(f"stage_{s}", settings.stage_steps, s, s * c_thought) for s in range(1, stages + 1)]
-    plans.append((last, settings.final_steps, None, None if random else c_thought * stages))
+    plans: list[tuple[str, int, int | None, int | None]] = [
+        ("cot", settings.cot_steps, 0, 0)
+    ]
+    plans += [
+        (f"stage_{s}", settings.stage_steps, s, s * c_thought)
+        for s in range(1, stages + 1)
+    ]
+    plans.append(
+        (last, settings.final_steps, None, None if random else c_thought * stages)
+    )
     a_step = c_thought if settings.final_latents == "steps" else 0
     return consecutive([
         Phase(name, 0, steps, dropped, latents, max_latents if latents is None else latents, latents_a_step=a_step)
@@ -90,7 +100,10 @@ def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
 
 
 def imitation_batch(
-    draw: Draw, removed: int | np.ndarray = 0, stages: int | np.ndarray = -1, c_thought: int = 0
+    draw: Draw,
+    removed: int | np.ndarray = 0,
+    stages: int | np.ndarray = -1,
+    c_thought: int = 0,
 ) -> ImitationBatch:
     """Make the rows of one step.
 
@@ -99,24 +112,40 @@ def imitation_batch(
         stages: the stage that a row is at instead of the phase's own, -1 for that; of all rows or int [B].
         c_thought: latents of each step that an earlier stage has dropped.
     """
-    problems, phase, indices, rows = draw.problems, draw.phase, draw.indices, len(draw.indices)
-    removed_B, stages_B = np.broadcast_to(removed, rows), np.broadcast_to(stages, rows)
+    problems, phase, indices, rows = (
+        draw.problems,
+        draw.phase,
+        draw.indices,
+        len(draw.indices),
+    )
+    removed_B = np.broadcast_to(removed, rows)
+    stages_B = np.broadcast_to(stages, rows)
     steps_B = np.array([max(1, len(problems.steps[i])) for i in indices])
     latents: Any = phase.latents
     if latents is None:
         most = np.maximum(steps_B, phase.latent_slots)
-        numbers = steps_B + np.floor(draw.rng(noise.Stream.LATENT_COUNTS).random(rows) * (most - steps_B + 1))
+        numbers = steps_B + np.floor(
+            draw.rng(noise.Stream.LATENT_COUNTS).random(rows) * (most - steps_B + 1)
+        )
         latents = np.minimum(numbers, phase.latent_slots)
     latents = np.where(stages_B < 0, latents, stages_B * c_thought)
     if phase.latents_a_step:
         latents = np.minimum(latents, phase.latents_a_step * steps_B)
     dropped = [phase.dropped if stage < 0 else int(stage) for stage in stages_B]
-    is_whole = [first is None or steps <= first for first, steps in zip(dropped, steps_B, strict=True)]
-    suffixes = [problems.suffix(i, first, n) for i, first, n in zip(indices, dropped, removed_B, strict=True)]
+    is_whole = [
+        first is None or steps <= first
+        for first, steps in zip(dropped, steps_B, strict=True)
+    ]
+    suffixes = [
+        problems.suffix(i, first, n)
+        for i, first, n in zip(indices, dropped, removed_B, strict=True)
+    ]
     last = None if problems.template.closing_ids else -1  # which begins the suffix
     prompts = draw.prompts([problems.prompts[i][:last] for i in indices])
     stops_B = np.array(is_whole, np.float32)
-    return ImitationBatch(prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.draws, stops_B)
+    return ImitationBatch(
+        prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.draws, stops_B
+    )
 
 
 def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
@@ -127,7 +156,9 @@ def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
     """
     draws = draw.rng(noise.Stream.EARLIER_STAGES).random((2, len(draw.indices)))
     before = last + 1 if draw.phase.dropped is None else draw.phase.dropped
-    return np.where((draws[0] < mix) & (before > 0), np.floor(draws[1] * before), -1).astype(np.int64)
+    return np.where(
+        (draws[0] < mix) & (before > 0), np.floor(draws[1] * before), -1
+    ).astype(np.int64)
 
 
 def after_latents(
@@ -140,10 +171,24 @@ def after_latents(
         keys_B: the rows' keys.
         may_lack: rows may have no latents, where there are slots for them.
     """
-    slots_A, config = jnp.arange(batch.suffix.tokens.shape[1]), policy.config
-    layout = policy.having(stopping="length", dropout_where="all", latent_policy_noise=False, answer_slots=len(slots_A))
+    slots_A = jnp.arange(batch.suffix.tokens.shape[1])
+    config = policy.config
+    layout = policy.having(
+        stopping="length",
+        dropout_where="all",
+        latent_policy_noise=False,
+        answer_slots=len(slots_A),
+    )
     real_B = batch.latents > 0 if may_lack else None
-    thought, prefix = think(layout, params, batch.prompts, keys_B, batch.latents, differentiable=True, real_N=real_B)
+    thought, prefix = think(
+        layout,
+        params,
+        batch.prompts,
+        keys_B,
+        batch.latents,
+        differentiable=True,
+        real_N=real_B,
+    )
     before_B = batch.prompts.lengths + thought.lengths_N
     inputs = dict(
         inputs_BLD=policy.reasoner.embed(params, batch.suffix.tokens),
@@ -157,7 +202,9 @@ def after_latents(
     return inputs, thought
 
 
-def stop_term(policy: Policy, params, batch: ImitationBatch, thought, weight: float) -> tuple[Any, Any, Sums]:
+def stop_term(
+    policy: Policy, params, batch: ImitationBatch, thought, weight: float
+) -> tuple[Any, Any, Sums]:
     """Measure how well the gate stops where the thoughts do.
 
     The likelihood of a stop after exactly tau latents is rho_tau * prod_{k < tau} (1 - rho_k), of the gate on the
@@ -175,10 +222,14 @@ def stop_term(policy: Policy, params, batch: ImitationBatch, thought, weight: fl
     if not weight or not policy.config.max_latents:
         return 0.0, True, {}
     logits_BT = policy.latent_policy.stop_logits(params, thought.actions)
-    log_probs_BT = jax.vmap(functools.partial(first_stop_log_probs, forced=False))(logits_BT)
+    log_probs_BT = jax.vmap(functools.partial(first_stop_log_probs, forced=False))(
+        logits_BT
+    )
     place_B1 = jnp.maximum(batch.latents - 1, 0)[:, None]
     # A row without latents has no stop, and what stands at its place is dropped before it could be infinite.
-    log_probs_B = jnp.where(batch.stops > 0, jnp.take_along_axis(log_probs_BT, place_B1, axis=1)[:, 0], 0.0)
+    log_probs_B = jnp.where(
+        batch.stops > 0, jnp.take_along_axis(log_probs_BT, place_B1, axis=1)[:, 0], 0.0
+    )
     fires_BT = logits_BT >= 0
     fires_there_B = jnp.take_along_axis(fires_BT, place_B1, axis=1)[:, 0]
     is_first_B = fires_there_B & (jnp.argmax(fires_BT, axis=1) == place_B1[:, 0])
@@ -188,7 +239,11 @@ def stop_term(policy: Policy, params, batch: ImitationBatch, thought, weight: fl
 
 
 def cross_entropy(
-    reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: SuffixBatch, stops_right_B: Any = True
+    reasoner: Reasoner,
+    params,
+    hidden_BLD: jax.Array,
+    rows: SuffixBatch,
+    stops_right_B: Any = True,
 ) -> tuple[jax.Array, Sums]:
     """Return the cross-entropy summed with its weights, and loss, by the weights, and accuracy, by rows all right.
 
@@ -196,13 +251,25 @@ def cross_entropy(
         stops_right_B: bool [B], what else has to be right of a row.
     """
     mask_BL = rows.weights != 0
-    log_probs_BL, likeliest_BL = reasoner.log_probs(params, hidden_BLD, rows.targets, mask_BL, likeliest=True)
+    log_probs_BL, likeliest_BL = reasoner.log_probs(
+        params, hidden_BLD, rows.targets, mask_BL, likeliest=True
+    )
     total = -jnp.sum(log_probs_BL * rows.weights)
     right_B = jnp.all((likeliest_BL == rows.targets) | ~mask_BL, axis=1) & stops_right_B
-    return total, {"loss": (total, rows.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
+    return total, {
+        "loss": (total, rows.weights.sum()),
+        "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0])),
+    }
 
 
-def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = False, gate_weight: float = 0.0):
+def loss(
+    policy: Policy,
+    params,
+    batch: ImitationBatch,
+    key,
+    may_lack: bool = False,
+    gate_weight: float = 0.0,
+):
     """Return the cross-entropy of the suffix after a number of latents, with the gradient through the latents.
 
     With a weight for the gate, minus the log-likelihood of the stop after these latents is added.
@@ -213,10 +280,16 @@ def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = Fa
         gate_weight: see `stop_term`.
     """
     params = policy.reasoner.stacked(params)
-    inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.draws), may_lack)
+    inputs, thought = after_latents(
+        policy, params, batch, noise.row_keys(key, batch.draws), may_lack
+    )
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
-    of_stops, stops_right_B, stop_metrics = stop_term(policy, params, batch, thought, gate_weight)
-    of_words, metrics = cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix, stops_right_B)
+    of_stops, stops_right_B, stop_metrics = stop_term(
+        policy, params, batch, thought, gate_weight
+    )
+    of_words, metrics = cross_entropy(
+        policy.reasoner, params, hidden_BAD, batch.suffix, stops_right_B
+    )
     total = of_words + of_stops
     _, tokens = metrics["loss"]
     return total, metrics | stop_metrics | {"loss": (total, tokens)}, thought
@@ -229,13 +302,17 @@ class Curriculum(RecipeSettings):
     has_stages = True
     teaches_stop = True
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         published = Recipe(
             phases=lambda problems, max_latents: phases(settings, max_latents),
             needs=needs,
             rows=imitation_batch,
             loss=functools.partial(loss, gate_weight=settings.gate_weight),
-            fewest_steps=lambda plan: int(any(phase.dropped is not None for phase in plan)),
+            fewest_steps=lambda plan: int(
+                any(phase.dropped is not None for phase in plan)
+            ),
         )
         if not settings.mix:
             return published
@@ -247,9 +324,13 @@ class Curriculum(RecipeSettings):
         # There are slots for all written steps, and rows without latents.
         return dataclasses.replace(
             published,
-            needs=lambda problems, phase: needs(problems, dataclasses.replace(phase, dropped=0)),
+            needs=lambda problems, phase: needs(
+                problems, dataclasses.replace(phase, dropped=0)
+            ),
             rows=rows,
-            loss=functools.partial(loss, may_lack=True, gate_weight=settings.gate_weight),
+            loss=functools.partial(
+                loss, may_lack=True, gate_weight=settings.gate_weight
+            ),
         )
 
 
@@ -269,16 +350,22 @@ class Internalization(RecipeSettings):
     all_from: int = setting(39, least=1)
     offset_decay: float = setting(4.0, above=0)
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe, whose texts and loss are the curriculum's."""
         return Recipe(
-            phases=lambda problems, max_latents: self.phases(settings, problems, max_latents),
+            phases=lambda problems, max_latents: self.phases(
+                settings, problems, max_latents
+            ),
             needs=needs,
             rows=lambda draw: imitation_batch(draw, self.removed(draw)),
             loss=loss,
         )
 
-    def pace(self, settings: ImitateSettings, problems: EncodedProblems) -> tuple[int, int]:
+    def pace(
+        self, settings: ImitateSettings, problems: EncodedProblems
+    ) -> tuple[int, int]:
         """Return (optimizer steps at each s, the s from which on no token of the steps is left).
 
         Args:
@@ -289,14 +376,18 @@ class Internalization(RecipeSettings):
         longest = max((sum(map(len, problems.steps[i])) for i in indices), default=0)
         return max(1, round(epoch / self.tokens_per_epoch)), min(self.all_from, longest)
 
-    def phases(self, settings: ImitateSettings, problems: EncodedProblems, max_latents: int) -> list[Phase]:
+    def phases(
+        self, settings: ImitateSettings, problems: EncodedProblems, max_latents: int
+    ) -> list[Phase]:
         """Plan CoT-SFT, if any; s from 0 to the last that leaves any; the answer alone, `final_steps` with these.
 
         Raises:
             UserError: they are too few for the answer alone, or there are latents.
         """
         if max_latents:
-            raise UserError(f"config.max_latents: {max_latents}, but iCoT trains without latents; set it to 0")
+            raise UserError(
+                f"config.max_latents: {max_latents}, but iCoT trains without latents; set it to 0"
+            )
         rise, gone = self.pace(settings, problems)
         if gone * rise >= settings.final_steps:
             raise UserError(
@@ -304,12 +395,24 @@ class Internalization(RecipeSettings):
                 f"{gone * rise} steps ({gone} tokens, {rise} steps each); give more, or raise "
                 "config.imitate.icot.tokens_per_epoch"
             )
-        cot, dropping = Phase("cot", 0, settings.cot_steps, 0, 0, 0), Phase("icot", 0, gone * rise, 0, 0, 0, rise)
-        return consecutive([cot, dropping, Phase("final", 0, settings.final_steps - gone * rise, None, 0, 0)])
+        cot = Phase("cot", 0, settings.cot_steps, 0, 0, 0)
+        dropping = Phase("icot", 0, gone * rise, 0, 0, 0, rise)
+        return consecutive(
+            [
+                cot,
+                dropping,
+                Phase("final", 0, settings.final_steps - gone * rise, None, 0, 0),
+            ]
+        )
 
     def removed(self, draw: Draw) -> np.ndarray | int:
         """Draw s + o of a batch's rows, int [B]; 0 where nothing is left out."""
         if not draw.phase.rise:
             return 0
-        offsets = draw.rng(Stream.REMOVED_TOKENS).geometric(-np.expm1(-self.offset_decay), len(draw.indices)) - 1
+        offsets = (
+            draw.rng(Stream.REMOVED_TOKENS).geometric(
+                -np.expm1(-self.offset_decay), len(draw.indices)
+            )
+            - 1
+        )
         return (draw.step - draw.phase.start) // draw.phase.rise + offsets

@@ -26,7 +26,15 @@ from slpo_jax.policy.policy import Policy
 from slpo_jax.settings import setting
 from slpo_jax.training.recipes import curriculum, recipe
 from slpo_jax.training.recipes.curriculum import ImitationBatch
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, in_fours
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Needs,
+    Phase,
+    Recipe,
+    RecipeSettings,
+    in_fours,
+)
 
 
 @struct.dataclass
@@ -61,7 +69,9 @@ def distillation(student_BMD: jax.Array, teacher_BMD: jax.Array) -> jax.Array:
         float32 [B].
     """
     teacher_BMD = jax.lax.stop_gradient(teacher_BMD).astype(jnp.float32)
-    distance_BM = optax.losses.huber_loss(student_BMD.astype(jnp.float32), teacher_BMD, delta=1.0).mean(axis=-1)
+    distance_BM = optax.losses.huber_loss(
+        student_BMD.astype(jnp.float32), teacher_BMD, delta=1.0
+    ).mean(axis=-1)
     return (distance_BM / jnp.std(teacher_BMD, axis=-1, ddof=1)).mean(axis=-1)
 
 
@@ -87,11 +97,15 @@ class Distillation(RecipeSettings):
         "distil": "CODI's distance of the student's hidden states from the teacher's.",
     }
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: the teacher alone for `cot_steps`, if any, then both for `final_steps`, without stages."""
         unstaged = dataclasses.replace(settings, stage_steps=0)
         return Recipe(
-            phases=lambda problems, max_latents: curriculum.phases(unstaged, max_latents, last="codi"),
+            phases=lambda problems, max_latents: curriculum.phases(
+                unstaged, max_latents, last="codi"
+            ),
             needs=self.needs,
             rows=self.rows,
             loss=functools.partial(self.loss, gate_weight=settings.gate_weight),
@@ -105,24 +119,40 @@ class Distillation(RecipeSettings):
         if phase.dropped == 0:  # the teacher alone
             return [(size, size) for size in texts]
         student = zip(texts, curriculum.needs(problems, phase), strict=True)
-        return [(max(size, positions), size, in_fours(answer)) for size, (positions, answer) in student]
+        return [
+            (max(size, positions), size, in_fours(answer))
+            for size, (positions, answer) in student
+        ]
 
     def rows(self, draw: Draw) -> DistilBatch:
         """Make the rows of one step."""
-        problems, indices = draw.problems, draw.indices
+        problems = draw.problems
+        indices = draw.indices
         texts, questions = zip(*(self._text(problems, i) for i in indices), strict=True)
         text = draw.suffixes(texts)
         valid = text.weights > 0
-        of_question = np.arange(1, text.tokens.shape[1] + 1) < np.array(questions)[:, None]  # the target's position
-        text = _scaled(text._replace(weights=np.where(of_question, 0.0, text.weights).astype(np.float32)))
-        ids, answers = problems.answers, [problems.problems[i].answer for i in indices]
-        offsets = [problems.template.distilled_position(ids[i], a) for i, a in zip(indices, answers, strict=True)]
+        target_positions = np.arange(1, text.tokens.shape[1] + 1)
+        of_question = target_positions < np.array(questions)[:, None]
+        weights = np.where(of_question, 0.0, text.weights).astype(np.float32)
+        text = _scaled(text._replace(weights=weights))
+        ids = problems.answers
+        answers = [problems.problems[i].answer for i in indices]
+        offsets = [
+            problems.template.distilled_position(ids[i], a)
+            for i, a in zip(indices, answers, strict=True)
+        ]
         # Before eos, a text ends with its answer.
-        starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
-        batch = DistilBatch(draw.draws, text, valid, np.add(starts, offsets).astype(np.int32))
+        starts = [
+            len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)
+        ]
+        batch = DistilBatch(
+            draw.draws, text, valid, np.add(starts, offsets).astype(np.int32)
+        )
         if draw.phase.dropped == 0:
             return batch
-        student = curriculum.imitation_batch(dataclasses.replace(draw, slots=((draw.slots[1],),)))
+        student = curriculum.imitation_batch(
+            dataclasses.replace(draw, slots=((draw.slots[1],),))
+        )
         suffix = _scaled(student.suffix)
         # A stop weighs as much as a token of an answer.
         stops_B = student.stops * suffix.weights.max()
@@ -130,7 +160,9 @@ class Distillation(RecipeSettings):
         after_end_marker = np.array(offsets, np.int32) + 1
         return dataclasses.replace(batch, student=student, student_at=after_end_marker)
 
-    def loss(self, policy: Policy, params, batch: DistilBatch, key, gate_weight: float = 0.0):
+    def loss(
+        self, policy: Policy, params, batch: DistilBatch, key, gate_weight: float = 0.0
+    ):
         """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
 
         The gradient of the student and the distillation goes back through the latents. The student's part has the
@@ -140,12 +172,19 @@ class Distillation(RecipeSettings):
             policy: as in `Recipe.loss`; dropout, if any, is on for the teacher too.
             gate_weight: see `curriculum.stop_term`.
         """
-        rows, params = jnp.float32(batch.draws.shape[0]), policy.reasoner.stacked(params)
-        teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
+        rows = jnp.float32(batch.draws.shape[0])
+        params = policy.reasoner.stacked(params)
+        teacher, teacher_BMD = _teacher(
+            policy.reasoner, params, batch, key, policy.config.dropout_rate
+        )
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
-        inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.draws))
-        hidden_BAD, _, student_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
+        inputs, thought = curriculum.after_latents(
+            policy, params, batch.student, noise.row_keys(key, batch.draws)
+        )
+        hidden_BAD, _, student_BMD = policy.reasoner.trace(
+            params, at_B=batch.student_at, **inputs
+        )
         of_stops, stops_right_B, stop_metrics = curriculum.stop_term(
             policy, params, batch.student, thought, gate_weight
         )
@@ -155,25 +194,47 @@ class Distillation(RecipeSettings):
         student = of_words + of_stops
         distance = distillation(student_BMD, teacher_BMD).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
-        parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
-        return loss, metrics | stop_metrics | {name: (part, rows) for name, part in parts.items()}, thought
+        parts = {
+            "loss": loss,
+            "student": student,
+            "teacher": teacher,
+            "distil": distance,
+        }
+        return (
+            loss,
+            metrics
+            | stop_metrics
+            | {name: (part, rows) for name, part in parts.items()},
+            thought,
+        )
 
     def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
         """Return what the teacher writes of a problem, eos included, and the length of the question in it."""
         question = problems.prompts[index][:-1]
         steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]
         written = [token for step in steps for token in step]
-        return [*question, *written, *problems.answers[index], problems.template.eos_id], len(question)
+        return [
+            *question,
+            *written,
+            *problems.answers[index],
+            problems.template.eos_id,
+        ], len(question)
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Choose problems as `recipe.usable`, without negative answers: published CODI is not trained on them."""
-    return [i for i in recipe.usable(problems, max_tokens) if not problems.problems[i].answer.startswith("-")]
+    return [
+        i
+        for i in recipe.usable(problems, max_tokens)
+        if not problems.problems[i].answer.startswith("-")
+    ]
 
 
 def _scaled(rows: SuffixBatch) -> SuffixBatch:
     """Scale weights so that they add up to the number of rows."""
-    return rows._replace(weights=rows.weights * np.float32(len(rows.weights) / rows.weights.sum()))
+    return rows._replace(
+        weights=rows.weights * np.float32(len(rows.weights) / rows.weights.sum())
+    )
 
 
 def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
@@ -190,7 +251,9 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
         dropout=noise.answer_dropout(keys_B, slots_L, dropout_rate, "all"),
     )
     weights_BL = batch.text.weights
-    log_probs_BL, _ = reasoner.log_probs(params, hidden_BLD, batch.text.targets, weights_BL != 0)
+    log_probs_BL, _ = reasoner.log_probs(
+        params, hidden_BLD, batch.text.targets, weights_BL != 0
+    )
     return -jnp.sum(log_probs_BL * weights_BL), levels_BMD
 
 

@@ -23,7 +23,13 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.curriculum import ImitationBatch
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Phase, Recipe, RecipeSettings
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Phase,
+    Recipe,
+    RecipeSettings,
+)
 
 
 @struct.dataclass
@@ -39,15 +45,21 @@ class Frontier(RecipeSettings):
 
     has_stages = True
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
             for prompt in problems.prompts:
                 shuffled(prompt, *_signs(problems), np.random.default_rng(0))
-            return curriculum.phases(dataclasses.replace(settings, final_latents="published"), max_latents)
+            return curriculum.phases(
+                dataclasses.replace(settings, final_latents="published"), max_latents
+            )
 
         return Recipe(
             phases=phases,
-            needs=lambda problems, phase: curriculum.needs(problems, dataclasses.replace(phase, dropped=None)),
+            needs=lambda problems, phase: curriculum.needs(
+                problems, dataclasses.replace(phase, dropped=None)
+            ),
             rows=lambda draw: frontier_batch(settings, draw),
             loss=loss,
         )
@@ -78,33 +90,63 @@ def shuffled(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
     """
     end = prompt.index(mark) if mark in prompt else 0
     begin = end - 3 * prompt[:end].count(bar) - 2
-    edges = np.array([*prompt[begin:end], bar]).reshape(-1, 3) if 0 <= begin < end and len(prompt) > end + 2 else None
+    edges = (
+        np.array([*prompt[begin:end], bar]).reshape(-1, 3)
+        if 0 <= begin < end and len(prompt) > end + 2
+        else None
+    )
     if edges is None or (edges[:, 2] != bar).any():
-        raise UserError("config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for")
+        raise UserError(
+            "config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for"
+        )
     ids = rng.permutation(edges).reshape(-1)[:-1].tolist()
     ends = prompt[end + 1 : end + 3]
-    return [*prompt[:begin], *ids, mark, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
+    return [
+        *prompt[:begin],
+        *ids,
+        mark,
+        *(ends if rng.random() < 0.5 else ends[::-1]),
+        *prompt[end + 3 :],
+    ]
 
 
 def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
     """Make the rows of one step."""
-    problems, phase, indices, rng = draw.problems, draw.phase, draw.indices, draw.rng(noise.Stream.GRAPHS)
+    problems = draw.problems
+    phase = draw.phase
+    indices = draw.indices
+    rng = draw.rng(noise.Stream.GRAPHS)
     steps_B = np.array([len(problems.steps[i]) for i in indices])
-    stages_B = np.minimum(steps_B, settings.max_latent_stage if phase.dropped is None else phase.dropped)
+    stages_B = np.minimum(
+        steps_B, settings.max_latent_stage if phase.dropped is None else phase.dropped
+    )
     draws_2B = rng.random((2, len(indices)))
-    stages_B = np.where(draws_2B[0] < settings.mix, np.floor(draws_2B[1] * (stages_B + 1)).astype(int), stages_B)
+    stages_B = np.where(
+        draws_2B[0] < settings.mix,
+        np.floor(draws_2B[1] * (stages_B + 1)).astype(int),
+        stages_B,
+    )
     signs = _signs(problems)
     again = [shuffled(problems.prompts[i], *signs, rng) for i in indices]
     suffix = draw.suffixes([problems.suffix(i, None) for i in indices])
     answers_B = stages_B == steps_B
-    targets = [() if ends else problems.steps[i][s] for i, s, ends in zip(indices, stages_B, answers_B, strict=True)]
+    targets = [
+        () if ends else problems.steps[i][s]
+        for i, s, ends in zip(indices, stages_B, answers_B, strict=True)
+    ]
     return FrontierBatch(
         prompts=draw.prompts(again),
         latents=(stages_B * settings.c_thought).astype(np.int32),
         suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
         draws=draw.draws,
         stops=answers_B.astype(np.float32),
-        nodes=np.array([rng.choice(nodes) if nodes else problems.template.pad_id for nodes in targets], np.int32),
+        nodes=np.array(
+            [
+                rng.choice(nodes) if nodes else problems.template.pad_id
+                for nodes in targets
+            ],
+            np.int32,
+        ),
     )
 
 
@@ -114,8 +156,11 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     Args:
         policy: as in `Recipe.loss`.
     """
-    params, open_ended = policy.reasoner.stacked(params), policy.having(closing_ids=())  # so it keeps the last state
-    inputs, thought = curriculum.after_latents(open_ended, params, batch, noise.row_keys(key, batch.draws))
+    params = policy.reasoner.stacked(params)
+    open_ended = policy.having(closing_ids=())  # so it keeps the last state
+    inputs, thought = curriculum.after_latents(
+        open_ended, params, batch, noise.row_keys(key, batch.draws)
+    )
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     suffix: Any = batch.suffix
     says_B1 = 1.0 - suffix.weights[:, :1]

@@ -53,15 +53,24 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
     """
     first = len(prompt)
     cells = [(token, at, 0, 0) for at, token in enumerate(prompt)]
+
+    # Each latent, and the tokens that go on from it.
     for n, span in enumerate(spans, 1):
         at = first + n - 1
-        cells += [(0, at, n, 0), *((token, place, 0, n) for place, token in enumerate(span, at + 1))]
-    return Row([*cells, *((token, at, 0, 0) for at, token in enumerate(suffix, first + len(spans)))], first)
+        cells.append((0, at, n, 0))
+        for place, token in enumerate(span, at + 1):
+            cells.append((token, place, 0, n))
+
+    # The suffix goes on from the last latent's position.
+    for at, token in enumerate(suffix, first + len(spans)):
+        cells.append((token, at, 0, 0))
+    return Row(cells, first)
 
 
 def seen_by(text: Slots) -> jax.Array:
     """Mark, bool [B, L, L], what is seen: by a span's token its span and the latent before it, by others no span."""
-    query, key = text.spans[:, :, None], text.spans[:, None]
+    query = text.spans[:, :, None]
+    key = text.spans[:, None]
     return (query == key) | ((query > 0) & (query == text.latents[:, None]))
 
 
@@ -74,7 +83,8 @@ def seen_by_encoder(read: Slots) -> jax.Array:
 def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Array:
     """Take [B, N, D]: what is `before` slots before each latent; anything where a row has fewer than `most`."""
     numbers_N = jnp.arange(1, most + 1)
-    at_BN = jnp.argmax(slots.latents[:, None] == numbers_N[None, :, None], axis=-1) - before
+    is_latent_BNL = slots.latents[:, None] == numbers_N[None, :, None]
+    at_BN = jnp.argmax(is_latent_BNL, axis=-1) - before
     return jnp.take_along_axis(x_BLD, jnp.maximum(at_BN, 0)[..., None], axis=1)
 
 
@@ -86,7 +96,14 @@ def padded(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
     for b, row in enumerate(rows):
         length = len(row.cells)
         cells[b, :length] = row.cells
-        weights[b, : length - 1] = (np.arange(1, length) >= row.given) & (cells[b, 1:length, 2] == 0)
+
+        # Targets are all tokens but those that are given; a latent is none.
+        is_learned = np.arange(1, length) >= row.given
+        is_token = cells[b, 1:length, 2] == 0
+        weights[b, : length - 1] = is_learned & is_token
         cells[b, length - 1, 1] = -1  # the last is not fed
-    tokens, *arrays = np.moveaxis(cells, -1, 0)
-    return Slots(tokens[:, :-1], *(x[:, :-1] for x in arrays)), SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)
+
+    tokens, positions, latents, spans = np.moveaxis(cells, -1, 0)
+    inputs = tokens[:, :-1]
+    fed = Slots(inputs, positions[:, :-1], latents[:, :-1], spans[:, :-1])
+    return fed, SuffixBatch(inputs, tokens[:, 1:], weights)

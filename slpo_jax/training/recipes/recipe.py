@@ -9,7 +9,14 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
-from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_prompts, pad_suffixes
+from slpo_jax.data.batches import (
+    EncodedProblems,
+    SuffixBatch,
+    batch_indices,
+    draw_numbers,
+    pad_prompts,
+    pad_suffixes,
+)
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora, parts
@@ -61,11 +68,15 @@ class Draw:
 
     def prompts(self, rows: Sequence[Ids]) -> Prompts:
         """Pad B prompts to their smallest bucket."""
-        return Prompts(*pad_prompts(rows, self.prompt_slots, self.problems.template.pad_id))
+        return Prompts(
+            *pad_prompts(rows, self.prompt_slots, self.problems.template.pad_id)
+        )
 
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
         """Pad B main texts to their smallest bucket."""
-        return pad_suffixes(rows, self.fit(max(map(len, rows)) - 1), self.problems.template.pad_id)
+        return pad_suffixes(
+            rows, self.fit(max(map(len, rows)) - 1), self.problems.template.pad_id
+        )
 
 
 def in_fours(size: int) -> int:
@@ -76,7 +87,10 @@ def in_fours(size: int) -> int:
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Return the problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
     texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
-    sizes = [len(prompt) - 1 + sum(map(len, steps)) + len(answer) for prompt, steps, answer in texts]
+    sizes = [
+        len(prompt) - 1 + sum(map(len, steps)) + len(answer)
+        for prompt, steps, answer in texts
+    ]
     return [i for i, size in enumerate(sizes) if size <= max_tokens or not max_tokens]
 
 
@@ -140,7 +154,9 @@ class ImitateSettings(Checked):
     suffix_slots: tuple[int, ...] = setting((), least=1)
     reset_optimizer: bool = True
     control: bool = setting(False, affects="report")
-    control_rate: float = setting(0.0, least=0, note="0 goes on as imitation ended", affects="report")
+    control_rate: float = setting(
+        0.0, least=0, note="0 goes on as imitation ended", affects="report"
+    )
     no_thought: bool = setting(False, affects="report")
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
@@ -179,7 +195,9 @@ class Phase:
     def stretches(self) -> list[tuple[int, int]]:
         """The steps [start, end) from one reset of the optimizer to the next: all, or those between two rises."""
         every = self.rise or self.end - self.start
-        return [(at, min(at + every, self.end)) for at in range(self.start, self.end, every)]
+        return [
+            (at, min(at + every, self.end)) for at in range(self.start, self.end, every)
+        ]
 
 
 def consecutive(plan: Sequence[Phase]) -> list[Phase]:
@@ -188,7 +206,9 @@ def consecutive(plan: Sequence[Phase]) -> list[Phase]:
     for phase in plan:
         start = placed[-1].end if placed else 0
         if phase.end:
-            placed.append(dataclasses.replace(phase, start=start, end=start + phase.end))
+            placed.append(
+                dataclasses.replace(phase, start=start, end=start + phase.end)
+            )
     return placed
 
 
@@ -223,7 +243,9 @@ class Recipe:
     keeps: tuple[str, ...] = ()
     name: str = ""
 
-    def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
+    def slots(
+        self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()
+    ) -> Slots:
         """Return the shapes of a phase's batches.
 
         Args:
@@ -245,7 +267,9 @@ class Recipe:
     ) -> Any:
         """Make the batch of one step; a pure function of its arguments."""
         indices = batch_indices(seed, step, len(problems), batch_size)
-        return self.rows(Draw(problems, phase, step, seed, indices, prompt_slots, slots))
+        return self.rows(
+            Draw(problems, phase, step, seed, indices, prompt_slots, slots)
+        )
 
     @property
     def ends_apart(self) -> bool:
@@ -287,7 +311,8 @@ class RecipeSettings(Checked, abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
-        imitate, most = config.imitate, config.max_latents
+        imitate = config.imitate
+        most = config.max_latents
         latents = imitate.c_thought * imitate.max_latent_stage
         if self.uses_c_thought and latents > most:
             raise UserError(
@@ -312,11 +337,19 @@ def with_lora(recipe: Recipe, config: LoraConfig) -> Recipe:
     """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone."""
 
     def init(key, policy, params):
-        extra = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return extra | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)}
+        extra = (
+            recipe.init(jax.random.fold_in(key, 1), policy, params)
+            if recipe.init
+            else {}
+        )
+        return extra | {
+            parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)
+        }
 
     def loss(policy, params, batch, key):
-        return recipe.loss(policy, lora.without_adapter(params, config.scale), batch, key)
+        return recipe.loss(
+            policy, lora.without_adapter(params, config.scale), batch, key
+        )
 
     def finish(params):
         return recipe.finish(lora.without_adapter(params, config.scale))

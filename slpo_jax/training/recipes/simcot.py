@@ -25,7 +25,14 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.explain import READS, decoder_of
 from slpo_jax.policy.policy import Policy
 from slpo_jax.settings import setting
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Needs,
+    Phase,
+    Recipe,
+    RecipeSettings,
+)
 
 
 @struct.dataclass
@@ -58,17 +65,24 @@ class _Thoughts:
     """
 
     latents: int
-    first, has_dropout = 1, False
+    first = 1
+    has_dropout = False
 
     def number(self, latents: int) -> int:
         """Count the thoughts of so many latents."""
         return latents // self.latents
 
-    def steps(self, problems: EncodedProblems, indices: Indices) -> tuple[list[list[Ids]], Ids]:
+    def steps(
+        self, problems: EncodedProblems, indices: Indices
+    ) -> tuple[list[list[Ids]], Ids]:
         """Tokenise the steps of each problem at `indices`, and what stands between two steps of one thought."""
-        template = dataclasses.replace(problems.template, step_text=lambda step, first: step)
+        template = dataclasses.replace(
+            problems.template, step_text=lambda step, first: step
+        )
         line = template.tokenizer("\n", add_special_tokens=False)["input_ids"]
-        return template.step_ids([problems.problems[index].steps for index in indices]), line
+        return template.step_ids(
+            [problems.problems[index].steps for index in indices]
+        ), line
 
     def beyond(self, answer: Ids) -> list[Ids]:
         """Return the texts of thoughts beyond the steps: one or none."""
@@ -90,7 +104,8 @@ class _CodiThoughts(_Thoughts):
     tokens, then over thoughts.
     """
 
-    first, has_dropout = 0, True
+    first = 0
+    has_dropout = True
 
     def number(self, latents):
         return latents + 1 if latents else 0
@@ -122,7 +137,9 @@ class SimCot(RecipeSettings):
     keep: bool = False
 
     teaches_stop: ClassVar = True  # by the reasoner's own recipe
-    metrics: ClassVar = {"explained": "SIM-CoT's loss of the steps that its latents are to explain."}
+    metrics: ClassVar = {
+        "explained": "SIM-CoT's loss of the steps that its latents are to explain."
+    }
 
     def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
         """Return the reasoner's own recipe with explanations.
@@ -134,14 +151,25 @@ class SimCot(RecipeSettings):
 
         def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
             """Count as the recipe itself does; thoughts, and slots of the text of one."""
-            is_drawn = phase.latents is None or phase.latents_a_step  # fewer thoughts say longer texts
-            counts = range(0 if is_drawn else phase.latent_slots, phase.latent_slots + 1, thoughts.latents)
-            most, base = thoughts.number(phase.latent_slots), default.needs(problems, phase)
+            # Where the number of thoughts is drawn, fewer of them say longer texts.
+            is_drawn = phase.latents is None or phase.latents_a_step
+            counts = range(
+                0 if is_drawn else phase.latent_slots,
+                phase.latent_slots + 1,
+                thoughts.latents,
+            )
+            most = thoughts.number(phase.latent_slots)
+            base = default.needs(problems, phase)
             if not most:
                 return [(*sizes, 0, 0) for sizes in base]
             texts = _texts(thoughts, problems, phase, range(len(problems)))
-            longest = [max((len(t) for n in counts for t in texts(i, n)), default=0) for i in range(len(problems))]
-            return [(*sizes, most, size) for sizes, size in zip(base, longest, strict=True)]
+            longest = [
+                max((len(t) for n in counts for t in texts(i, n)), default=0)
+                for i in range(len(problems))
+            ]
+            return [
+                (*sizes, most, size) for sizes, size in zip(base, longest, strict=True)
+            ]
 
         def rows(draw: Draw) -> ExplainedBatch:
             *slots, count, text = draw.slots
@@ -150,29 +178,48 @@ class SimCot(RecipeSettings):
                 return ExplainedBatch(base)
             student = getattr(base, "student", base)
             texts = _texts(thoughts, draw.problems, draw.phase, draw.indices)
-            spoken = [texts(place, int(latents)) for place, latents in enumerate(student.latents)]
-            total, pad_id = float(student.suffix.weights.sum()), draw.problems.template.pad_id
-            return ExplainedBatch(base, _padded(thoughts, spoken, (count, text), total, pad_id))
+            spoken = [
+                texts(place, int(latents))
+                for place, latents in enumerate(student.latents)
+            ]
+            total = float(student.suffix.weights.sum())
+            pad_id = draw.problems.template.pad_id
+            return ExplainedBatch(
+                base, _padded(thoughts, spoken, (count, text), total, pad_id)
+            )
 
         def loss(policy: Policy, params, batch: ExplainedBatch, key):
             base, metrics, thought = default.loss(policy, params, batch.base, key)
             if batch.texts is None or not self.weight:
                 return base, metrics, thought
             explained = _explained(policy, params, batch, thoughts, thought, key)
-            total, (_, count) = base + self.weight * explained, metrics["loss"]
-            return total, {**metrics, "loss": (total, count), "explained": (explained, count)}, thought
+            total = base + self.weight * explained
+            (_, count) = metrics["loss"]
+            return (
+                total,
+                {**metrics, "loss": (total, count), "explained": (explained, count)},
+                thought,
+            )
 
         def kept(params):
             reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
             return params | {DECODER: params[DECODER] | {READS: reading}}
 
-        recipe = dataclasses.replace(default, needs=needs, rows=rows, loss=loss, init=_init)
-        return dataclasses.replace(recipe, finish=kept, keeps=(DECODER,)) if self.keep else recipe
+        recipe = dataclasses.replace(
+            default, needs=needs, rows=rows, loss=loss, init=_init
+        )
+        return (
+            dataclasses.replace(recipe, finish=kept, keeps=(DECODER,))
+            if self.keep
+            else recipe
+        )
 
 
 def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
     if not settings.c_thought:
-        raise UserError("config.imitate.c_thought: 0, but simcot explains latents; give e.g. 2, or another recipe")
+        raise UserError(
+            "config.imitate.c_thought: 0, but simcot explains latents; give e.g. 2, or another recipe"
+        )
     if default.name not in ("curriculum", "distil"):
         raise UserError(
             f"config.imitate.recipe: simcot explains latents of COCONUT's and CODI's recipes, and {default.name} is "
@@ -195,18 +242,29 @@ def _texts(
     steps, line = thoughts.steps(problems, indices)
 
     def said(place: int, latents: int) -> list[Ids]:
-        count, step_ids = thoughts.number(latents), steps[place]
+        count = thoughts.number(latents)
+        step_ids = steps[place]
         texts = step_ids[:count]
-        if texts and phase.dropped is None:  # the last thought says all steps that are left
-            texts[-1] = [*texts[-1], *(token for step in step_ids[count:] for token in (*line, *step))]
-        texts += thoughts.beyond(problems.answers[indices[place]]) * (count - len(step_ids))
+        # The last thought says all steps that are left.
+        if texts and phase.dropped is None:
+            last = [*texts[-1]]
+            for step in step_ids[count:]:
+                last += [*line, *step]
+            texts[-1] = last
+        texts += thoughts.beyond(problems.answers[indices[place]]) * (
+            count - len(step_ids)
+        )
         return [[*text, problems.template.eos_id] for text in texts]
 
     return said
 
 
 def _padded(
-    thoughts: _Thoughts, rows: list[list[Ids]], shape: tuple[int, int], total: float, pad_id: int
+    thoughts: _Thoughts,
+    rows: list[list[Ids]],
+    shape: tuple[int, int],
+    total: float,
+    pad_id: int,
 ) -> SuffixBatch:
     """Pad B rows of at most S texts to [B, S, L].
 
@@ -216,33 +274,60 @@ def _padded(
     """
     most, slots = shape
     flat = [[pad_id, *text] for row in rows for text in row + [[]] * (most - len(row))]
-    texts = SuffixBatch(*(array.reshape(len(rows), most, -1) for array in pad_suffixes(flat, slots, pad_id)))
-    weights = texts.weights * total / thoughts.divisors(texts.weights, [len(row) for row in rows])
+    texts = SuffixBatch(
+        *(
+            array.reshape(len(rows), most, -1)
+            for array in pad_suffixes(flat, slots, pad_id)
+        )
+    )
+    weights = (
+        texts.weights
+        * total
+        / thoughts.divisors(texts.weights, [len(row) for row in rows])
+    )
     return texts._replace(weights=weights.astype(np.float32))
 
 
-def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thoughts, thought, key) -> jax.Array:
+def _explained(
+    policy: Policy, params, batch: ExplainedBatch, thoughts: _Thoughts, thought, key
+) -> jax.Array:
     """Return the weighted sum of the texts' cross-entropies under the decoder."""
-    texts, latents_BTD = batch.texts, thoughts.states(thought)
+    texts = batch.texts
+    latents_BTD = thoughts.states(thought)
     rows, count, slots = texts.tokens.shape
-    z_NCD = latents_BTD[:, : count * thoughts.latents].reshape(rows * count, thoughts.latents, -1)
+    z_NCD = latents_BTD[:, : count * thoughts.latents].reshape(
+        rows * count, thoughts.latents, -1
+    )
     tokens_NL, targets_NL, weights_NL = (x.reshape(rows * count, slots) for x in texts)
     words_NLD = policy.reasoner.embed(params, tokens_NL[:, 1:])
     inputs_NLD = jnp.concatenate([z_NCD, words_NLD.astype(z_NCD.dtype)], axis=1)
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
-    keys_N = noise.row_keys(key, jnp.repeat(batch.base.draws, count), jnp.tile(2 + jnp.arange(count), rows))
-    decoder, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate * thoughts.has_dropout
+    keys_N = noise.row_keys(
+        key, jnp.repeat(batch.base.draws, count), jnp.tile(2 + jnp.arange(count), rows)
+    )
+    decoder = decoder_of(policy.reasoner.config, params)
+    rate = policy.config.dropout_rate * thoughts.has_dropout
     hidden_NLD, _ = decoder.forward(
         params,
         inputs_NLD,
         jnp.broadcast_to(thoughts.first + places_L, inputs_NLD.shape[:2]),
-        jnp.ones(inputs_NLD.shape[:2], bool),  # padding is on the right, where no word looks
+        jnp.ones(
+            inputs_NLD.shape[:2], bool
+        ),  # padding is on the right, where no word looks
         dropout=noise.answer_dropout(keys_N, places_L, rate, "all"),
     )
-    log_probs_NL, _ = decoder.log_probs(params, hidden_NLD[:, thoughts.latents - 1 :], targets_NL, weights_NL != 0)
+    log_probs_NL, _ = decoder.log_probs(
+        params, hidden_NLD[:, thoughts.latents - 1 :], targets_NL, weights_NL != 0
+    )
     return -jnp.sum(log_probs_NL * weights_NL)
 
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
-    return {DECODER: {"backbone": jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER]["backbone"])}}
+    return {
+        DECODER: {
+            "backbone": jax.tree.map(
+                lambda x: jnp.array(x, copy=True), params[REASONER]["backbone"]
+            )
+        }
+    }
