@@ -13,8 +13,8 @@ from slpo_jax.config.config import rl_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import digest
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.run.imitation_plan import plan_phases
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.train_imitation import plan_phases
 from slpo_jax.stages import COLD_START, CONTROL, EVALUATE, IMITATE, RL
 
 PEAK = 790.0  # TFLOP/s of an H100 in bfloat16

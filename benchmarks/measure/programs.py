@@ -12,9 +12,9 @@ from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstr
 from slpo_jax.config.config import rl_of
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Prompts, Stopping
+from slpo_jax.run.imitation_plan import choose_problems, plan_phases
 from slpo_jax.run.rl_adapters import fresh_adapters, trained_parts
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.train_imitation import choose_problems, plan_phases
 from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
 from slpo_jax.run.train_stage import host_batches
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS

@@ -423,7 +423,9 @@ def train(stage: Stage) -> None:
     state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy))
     del start, params  # the state has its own
 
-    def batch_at(step: int):
+    def batch_at(step: int) -> LabelledBatch | None:
+        if step >= config.steps:
+            return None
         rows = batch_indices(
             experiment.config.seed, step, len(labels.problems), config.batch_size
         )

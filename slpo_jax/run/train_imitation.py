@@ -2,7 +2,8 @@
 
 The file reads from top to bottom, as the stage runs:
 
-1. `prepare` plans the phases of the recipe, chooses the problems, and refuses what could not be imitated.
+1. `prepare` plans the phases of the recipe, chooses the problems (`run/imitation_plan.py`), and refuses what could not
+   be imitated.
 2. The state to begin with, or to go on from.
 3. `train`, the loop: phase after phase; steps, metrics, checkpoints. Phases that end when they are learned end alike in
    a run that goes on.
@@ -16,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import logging
 
 from slpo_jax.data.batches import EncodedProblems
@@ -26,9 +26,13 @@ from slpo_jax.models import parts
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.noise import Stream
 from slpo_jax.run.experiment import Stage
-from slpo_jax.run.run_checks import check_answers, check_batch
-from slpo_jax.run.setup import Setup
-from slpo_jax.run.sources import DEMOS, TRAIN
+from slpo_jax.run.imitation_plan import (
+    choose_problems,
+    left_out,
+    plan_phases,
+    settings_of,
+)
+from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import close_stage, note_finished, open_stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
@@ -39,8 +43,6 @@ from slpo_jax.training.recipes import (
     ImitateSettings,
     Phase,
     Recipe,
-    check_ends,
-    recipe_of,
 )
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import (
@@ -103,142 +105,6 @@ def prepare(stage: Stage) -> Plan | None:
     return Plan(stage, settings, recipe, phases, optimizer_configs, problems)
 
 
-def choose_problems(
-    setup: Setup, recipe: Recipe, phases: list[Phase]
-) -> EncodedProblems:
-    """Choose the training problems that are imitated.
-
-    Raises:
-        UserError: there are none, an answer does not fit in config.max_answer_tokens, none has steps where steps are
-            written, or one needs more positions than the model has, which that key does not bound.
-    """
-    problems = setup.demos
-    longest = setup.config.imitate.max_tokens
-    key = DEMOS if setup.config.data.demos else TRAIN
-
-    # Only what has an answer is imitated, and what the recipe can use.
-    answered = {
-        place for place, problem in enumerate(problems.problems) if problem.answer
-    }
-    if not answered:
-        raise UserError(
-            f"config.stages: imitate, but none of the {len(problems)} problems of {key} has an answer to "
-            "imitate; take it out, or give answers, or other problems to imitate as config.data.demos"
-        )
-    places = [place for place in recipe.usable(problems, longest) if place in answered]
-    if not places:
-        raise UserError(
-            f"config.imitate.max_tokens: {longest} leaves no problem of {key}; raise it or give other data"
-        )
-    check_answers(
-        key, problems, places, "max_answer_tokens", setup.config.max_answer_tokens
-    )
-    chosen = problems.subset(places)
-
-    # Where steps are written, or become latents, some problem has to have them.
-    fewest = recipe.fewest_steps(phases)
-    if max(map(len, chosen.steps)) < fewest:
-        why = (
-            ""
-            if fewest == 1
-            else ", of which CODI's teacher leaves out the last (config.imitate.distil.last_step)"
-        )
-        raise UserError(
-            f"{key}: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give "
-            "solutions in a field of docs/data.md, other problems to imitate as config.data.demos, or for answers "
-            "alone 0 for config.imitate.cot_steps and stage_steps"
-        )
-
-    # In every phase every problem fits the model's positions.
-    most = setup.reasoner.config.n_positions
-    for phase in phases:
-        needed = [positions for positions, *_ in recipe.needs(chosen, phase)]
-        if max(needed) > most:
-            raise UserError(
-                f"config.model.n_positions: {most} is less than the {max(needed)} positions of problem "
-                f"{places[int(np.argmax(needed))]} in imitation's phase {phase.name}; raise it, lower "
-                "config.imitate.max_tokens or drop the problem"
-            )
-    return chosen
-
-
-def settings_of(settings: ImitateSettings, name: str) -> ImitateSettings:
-    """Return the settings of one of the stage's checkpoints: those of imitation without latents have none."""
-    if name != NO_THOUGHT:
-        return settings
-    without_thought = dataclasses.replace(
-        settings, recipe="curriculum", c_thought=0, final_latents="published"
-    )
-    return dataclasses.replace(
-        without_thought, stage_until=0.0, mix=0.0, gate_weight=0.0
-    )
-
-
-def plan_phases(
-    setup: Setup, name: str = IMITATE
-) -> tuple[Recipe, list[Phase], list[OptimizerConfig]]:
-    """Plan how the reasoner imitates, the stage's phases, and the optimizer of each.
-
-    Args:
-        name: of the checkpoint.
-    Raises:
-        UserError: there are no steps, a phase has fewer than its warm-up, or *no latents* can't be trained beside what
-            is trained.
-    """
-    config = settings_of(setup.config.imitate, name)
-    recipe = recipe_of(config, config.recipe) if name == NO_THOUGHT else setup.recipe
-    phases = recipe.phases(setup.demos, setup.config.max_latents)
-    if not phases:
-        raise UserError(
-            "config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages"
-        )
-    if name == NO_THOUGHT:
-        check_no_thought(setup, recipe, phases)
-    check_ends(config, recipe, phases)
-
-    # A constant schedule that is not begun anew goes through all phases.
-    goes_through = (
-        config.optimizer.schedule == "constant" and not config.reset_optimizer
-    )
-    optimizer_configs = []
-    for phase in phases:
-        steps = phase.end - phase.start
-        if goes_through:
-            steps = phases[-1].end
-        elif config.reset_optimizer and phase.rise:
-            steps = phase.rise
-        rate = (
-            {}
-            if phase.learning_rate is None
-            else {"learning_rate": phase.learning_rate}
-        )
-        optimizer_configs.append(setup.optimizer_config(IMITATE, steps, **rate))
-    return recipe, phases, optimizer_configs
-
-
-def check_no_thought(setup: Setup, recipe: Recipe, phases: list[Phase]) -> None:
-    """Refuse *no latents* where it would train other parameters, or in other steps.
-
-    Args:
-        recipe: of *no latents*.
-        phases: its own.
-    """
-    if recipe.ends_apart:
-        raise UserError(
-            "config.imitate.no_thought: True, which trains the whole reasoner, but lora.rank trains adapters; set it "
-            "to False, or leave that out"
-        )
-    thinking = setup.recipe
-    if not thinking.ends_apart:
-        return
-    steps = thinking.phases(setup.demos, setup.config.max_latents)[-1].end
-    if steps != phases[-1].end:
-        raise UserError(
-            f"config.imitate.no_thought: True, which takes {phases[-1].end} steps in the curriculum's stages, but "
-            f"{thinking.name} takes {steps}; set it to False, or train no latents in a run of its own"
-        )
-
-
 # ---------------------------------------------------------------------------
 # 2. The state to begin with
 # ---------------------------------------------------------------------------
@@ -246,11 +112,9 @@ def check_no_thought(setup: Setup, recipe: Recipe, phases: list[Phase]) -> None:
 
 def running_folder(stage: Stage, recipe: Recipe) -> StageFolder:
     """Return the folder of a stage's checkpoints while it runs, which have the recipe's own parts beside the others."""
-    return (
-        stage.experiment.stage(UNFINISHED[stage.name]).folder
-        if recipe.ends_apart
-        else stage.folder
-    )
+    if not recipe.ends_apart:
+        return stage.folder
+    return stage.experiment.stage(UNFINISHED[stage.name]).folder
 
 
 def begin(plan: Plan) -> tuple[TrainState, tuple[str, ...], dict[str, Any]]:
@@ -275,11 +139,9 @@ def begin(plan: Plan) -> tuple[TrainState, tuple[str, ...], dict[str, Any]]:
             raise UserError(
                 f"config.imitate.recipe: {recipe.name} makes the part {min(clashes)} anew; rename its own"
             )
-    trained = (
-        (*new_parts,)
-        if recipe.alone
-        else (*experiment.trained_by(IMITATE, params), *new_parts)
-    )
+    trained = tuple(new_parts)
+    if not recipe.alone:
+        trained = (*experiment.trained_by(IMITATE, params), *new_parts)
 
     # The optimizer's state is laid out for the phase that the newest checkpoint is in, or at the end of.
     phase = plan.phases[-1]
@@ -377,11 +239,11 @@ def train(plan: Plan) -> None:
             if step >= phase.end:
                 continue
             if step == phase.start and phase.copies:
-                copies = {
-                    part: jax.tree.map(jnp.copy, state.params[other])
-                    for part, other in phase.copies
-                }
-                state = dataclasses.replace(state, params=state.params | copies)
+                params = dict(state.params)
+                for part, other in phase.copies:
+                    params[part] = jax.tree.map(jnp.copy, state.params[other])
+                state = dataclasses.replace(state, params=params)
+                del params  # steps give the state's away
 
             # With a constant rate all phases of a layout are one program, however many steps they have.
             if optimizer_config.schedule == "constant":
@@ -390,26 +252,19 @@ def train(plan: Plan) -> None:
                 )
             changing = phase.trains or trained
             step_fn = make_step(phase.latent_slots, changing, optimizer_config)
-            make_batch = functools.partial(
-                batch_of,
-                plan,
-                phase,
-                recipe.slots(problems, phase, config.suffix_slots),
-            )
+            slots = recipe.slots(problems, phase, config.suffix_slots)
+            make_batch = functools.partial(batch_of, plan, phase, slots)
 
             # It may end when it is learned, by the accuracy of its last steps.
             may_end = bool(config.stage_until) and not more
-            window = AccuracyWindow(
-                saved.get(ACCURACIES, []) if phase.start < step else []
-            )
+            window = AccuracyWindow()
+            if phase.start < step:  # where a checkpoint is gone on from
+                window = AccuracyWindow(saved.get(ACCURACIES, []))
             for start, end in phase.stretches:
                 if step == start and (config.reset_optimizer or phase.trains):
-                    trained_params = {part: state.params[part] for part in changing}
-                    fresh = init_optimizer(
-                        make_optimizer(optimizer_config),
-                        trained_params,
-                        experiment.layout,
-                    )
+                    optimizer = make_optimizer(optimizer_config)
+                    now = {part: state.params[part] for part in changing}
+                    fresh = init_optimizer(optimizer, now, experiment.layout)
                     state = dataclasses.replace(state, opt_state=fresh)
                 batch = make_batch(step) if step < end else None
                 while step < end:
@@ -541,27 +396,6 @@ def warn_of_left_out(plan: Plan) -> None:
             without_steps,
             imitated,
         )
-
-
-def left_out(problems: EncodedProblems, count: int, most: int, recipe: str) -> str:
-    """Tell why some problems are not imitated, each cause with its number; "" where all are.
-
-    Args:
-        count: how many are.
-        most: `config.imitate.max_tokens`.
-    """
-    answered = {
-        place for place, problem in enumerate(problems.problems) if problem.answer
-    }
-    short = answered.intersection(
-        Recipe.usable(problems, most)
-    )  # the usual one, which goes by lengths alone
-    causes = {
-        "without an answer": len(problems) - len(answered),
-        f"longer than config.imitate.max_tokens={most}": len(answered) - len(short),
-        f"that {recipe} leaves out, as CODI does negative answers": len(short) - count,
-    }
-    return ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
 
 
 def say_learned(

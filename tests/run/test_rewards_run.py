@@ -12,10 +12,10 @@ from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run import provenance
 from slpo_jax.run.experiment import build
+from slpo_jax.run.imitation_plan import choose_problems
 from slpo_jax.run.provenance import ensure_manifest, evaluated_settings, problems_facts, settings_of
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.sources import data_summary
-from slpo_jax.run.train_imitation import choose_problems
 from small_run import load_config
 
 ASKED = [{"question": f"Tom has {n} pens . How many now ?", "target": n} for n in range(1, 13)]

@@ -14,7 +14,8 @@ from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.run.train_imitation import as_ended, left_out, to_save
+from slpo_jax.run.imitation_plan import left_out
+from slpo_jax.run.train_imitation import as_ended, to_save
 from slpo_jax.training.loop import WINDOW, AccuracyWindow
 from slpo_jax.training.recipes import ImitateSettings, Phase, check_ends, curriculum, imitate_config, recipe_of
 from small_steps import CONFIG, IMITATION, PROMPTS, difference, imitation_batch, small_params, take_steps
