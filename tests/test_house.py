@@ -50,7 +50,7 @@ DENSITY = {
     "runtime": 6.73,
     "training": 5.8,
     "training/objectives": 6.97,
-    "training/recipes": 5.5,
+    "training/recipes": 5.65,
 }
 NEW_FOLDER = 5.5
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

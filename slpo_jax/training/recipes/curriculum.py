@@ -112,37 +112,36 @@ def imitation_batch(
         stages: the stage that a row is at instead of the phase's own, -1 for that; of all rows or int [B].
         c_thought: latents of each step that an earlier stage has dropped.
     """
-    problems, phase, indices, rows = (
-        draw.problems,
-        draw.phase,
-        draw.indices,
-        len(draw.indices),
-    )
+    problems = draw.problems
+    phase = draw.phase
+    indices = draw.indices
+    rows = len(indices)
     removed_B = np.broadcast_to(removed, rows)
     stages_B = np.broadcast_to(stages, rows)
     steps_B = np.array([max(1, len(problems.steps[i])) for i in indices])
+
+    # The number of latents is the phase's, or drawn from a problem's steps to the most.
     latents: Any = phase.latents
     if latents is None:
         most = np.maximum(steps_B, phase.latent_slots)
-        numbers = steps_B + np.floor(
-            draw.rng(noise.Stream.LATENT_COUNTS).random(rows) * (most - steps_B + 1)
-        )
+        uniforms_B = draw.rng(noise.Stream.LATENT_COUNTS).random(rows)
+        numbers = steps_B + np.floor(uniforms_B * (most - steps_B + 1))
         latents = np.minimum(numbers, phase.latent_slots)
     latents = np.where(stages_B < 0, latents, stages_B * c_thought)
     if phase.latents_a_step:
         latents = np.minimum(latents, phase.latents_a_step * steps_B)
+
+    # What is still written, and whether all steps have become latents.
     dropped = [phase.dropped if stage < 0 else int(stage) for stage in stages_B]
-    is_whole = [
-        first is None or steps <= first
-        for first, steps in zip(dropped, steps_B, strict=True)
-    ]
-    suffixes = [
-        problems.suffix(i, first, n)
-        for i, first, n in zip(indices, dropped, removed_B, strict=True)
-    ]
-    last = None if problems.template.closing_ids else -1  # which begins the suffix
+    suffixes = []
+    stops_B = np.zeros(rows, np.float32)
+    for row, (i, first) in enumerate(zip(indices, dropped, strict=True)):
+        suffixes.append(problems.suffix(i, first, removed_B[row]))
+        stops_B[row] = first is None or steps_B[row] <= first
+
+    # Without closing tokens a prompt's last token begins the suffix.
+    last = None if problems.template.closing_ids else -1
     prompts = draw.prompts([problems.prompts[i][:last] for i in indices])
-    stops_B = np.array(is_whole, np.float32)
     return ImitationBatch(
         prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.draws, stops_B
     )
@@ -156,9 +155,8 @@ def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
     """
     draws = draw.rng(noise.Stream.EARLIER_STAGES).random((2, len(draw.indices)))
     before = last + 1 if draw.phase.dropped is None else draw.phase.dropped
-    return np.where(
-        (draws[0] < mix) & (before > 0), np.floor(draws[1] * before), -1
-    ).astype(np.int64)
+    is_earlier_B = (draws[0] < mix) & (before > 0)
+    return np.where(is_earlier_B, np.floor(draws[1] * before), -1).astype(np.int64)
 
 
 def after_latents(
@@ -222,14 +220,15 @@ def stop_term(
     if not weight or not policy.config.max_latents:
         return 0.0, True, {}
     logits_BT = policy.latent_policy.stop_logits(params, thought.actions)
-    log_probs_BT = jax.vmap(functools.partial(first_stop_log_probs, forced=False))(
-        logits_BT
-    )
-    place_B1 = jnp.maximum(batch.latents - 1, 0)[:, None]
+    first_stop = functools.partial(first_stop_log_probs, forced=False)
+    log_probs_BT = jax.vmap(first_stop)(logits_BT)
+
     # A row without latents has no stop, and what stands at its place is dropped before it could be infinite.
-    log_probs_B = jnp.where(
-        batch.stops > 0, jnp.take_along_axis(log_probs_BT, place_B1, axis=1)[:, 0], 0.0
-    )
+    place_B1 = jnp.maximum(batch.latents - 1, 0)[:, None]
+    there_B = jnp.take_along_axis(log_probs_BT, place_B1, axis=1)[:, 0]
+    log_probs_B = jnp.where(batch.stops > 0, there_B, 0.0)
+
+    # Whether the gate, at its threshold, stops there first.
     fires_BT = logits_BT >= 0
     fires_there_B = jnp.take_along_axis(fires_BT, place_B1, axis=1)[:, 0]
     is_first_B = fires_there_B & (jnp.argmax(fires_BT, axis=1) == place_B1[:, 0])
@@ -397,22 +396,14 @@ class Internalization(RecipeSettings):
             )
         cot = Phase("cot", 0, settings.cot_steps, 0, 0, 0)
         dropping = Phase("icot", 0, gone * rise, 0, 0, 0, rise)
-        return consecutive(
-            [
-                cot,
-                dropping,
-                Phase("final", 0, settings.final_steps - gone * rise, None, 0, 0),
-            ]
-        )
+        final = Phase("final", 0, settings.final_steps - gone * rise, None, 0, 0)
+        return consecutive([cot, dropping, final])
 
     def removed(self, draw: Draw) -> np.ndarray | int:
         """Draw s + o of a batch's rows, int [B]; 0 where nothing is left out."""
         if not draw.phase.rise:
             return 0
-        offsets = (
-            draw.rng(Stream.REMOVED_TOKENS).geometric(
-                -np.expm1(-self.offset_decay), len(draw.indices)
-            )
-            - 1
-        )
+        rng = draw.rng(Stream.REMOVED_TOKENS)
+        chance = -np.expm1(-self.offset_decay)
+        offsets = rng.geometric(chance, len(draw.indices)) - 1
         return (draw.step - draw.phase.start) // draw.phase.rise + offsets
