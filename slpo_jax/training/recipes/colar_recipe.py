@@ -100,9 +100,9 @@ def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
     used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
     summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
-    return (
-        summed_BSD / jnp.where(batch.chunks[..., None], jnp.sqrt(sizes_BS1) + 1e-5, 1)
-    ).astype(embedded_BSRD.dtype)
+    is_chunk_BS1 = batch.chunks[..., None]
+    divisors_BS1 = jnp.where(is_chunk_BS1, jnp.sqrt(sizes_BS1) + 1e-5, 1)
+    return (summed_BSD / divisors_BS1).astype(embedded_BSRD.dtype)
 
 
 def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, key):
@@ -116,6 +116,8 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     params = reasoner.stacked(params)
     keys_B = noise.row_keys(key, batch.draws)
     slots_S = jnp.arange(batch.sizes.shape[1])
+
+    # The question, then the thought's chunks and the answer's tokens.
     noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
     first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)
     inputs_BSD = vectors(policy, params, batch)
@@ -127,6 +129,8 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
         prefix=prefix,
         dropout=noise.answer_dropout(keys_B, slots_S, rate, "all"),
     )
+
+    # The tokens' cross-entropy.
     before_BLD = jnp.concatenate([first_BD[:, None], hidden_BSD], axis=1)
     mask_BL = batch.weights != 0
     log_probs_BL, likeliest_BL = reasoner.log_probs(
@@ -135,25 +139,22 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     words = total = -jnp.sum(log_probs_BL * batch.weights)
     wrong_BL = (likeliest_BL != batch.targets) & mask_BL
     rows = jnp.float32(batch.draws.shape[0])
+
+    # In words there is no more; else what the head draws is to be the next slot's input.
     if batch.predicted is None:
         metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
     else:
         # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
-        wrong_BL &= jnp.pad(
-            jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0))
-        )
+        chunks_to_come_BS = jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1]
+        wrong_BL &= jnp.pad(chunks_to_come_BS == 0, ((0, 0), (1, 0)))
         assert reasoner.law is not None
         law = reasoner.law(params, hidden_BSD)
-        aims_BSD = (
-            jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32)
-            / reasoner.unit
-        )
-        sample_BSD = law.mean + law.std * standard_normal(
-            noise.draw_keys(keys_B, slots_S), law.mean
-        )
-        latent = jnp.sum(
-            jnp.square(sample_BSD - aims_BSD).mean(axis=-1) * batch.predicted
-        )
+        next_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1))
+        aims_BSD = next_BSD.astype(jnp.float32) / reasoner.unit
+        normal_BSD = standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
+        sample_BSD = law.mean + law.std * normal_BSD
+        errors_BS = jnp.square(sample_BSD - aims_BSD).mean(axis=-1)
+        latent = jnp.sum(errors_BS * batch.predicted)
         total = words + latent
         metrics = {
             "answered": (jnp.sum(~wrong_BL.any(axis=1)), rows),
@@ -185,9 +186,8 @@ def chunked(
                 f"config.prompt.speed: the recipe {name} asks at speed {most} always; set it to {most}"
             )
         cot = Phase(COT, 0, settings.cot_steps, 0, 0, 0)
-        return consecutive(
-            [cot, Phase(name, 0, settings.final_steps, None, None, max_latents)]
-        )
+        latent = Phase(name, 0, settings.final_steps, None, None, max_latents)
+        return consecutive([cot, latent])
 
     def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Return positions; slots, at speed 1; tokens of one, at the highest."""
@@ -202,28 +202,26 @@ def chunked(
         return sizes
 
     def rows(draw: Draw) -> ChunkBatch:
-        problems, indices, template = (
-            draw.problems,
-            draw.indices,
-            draw.problems.template,
-        )
+        """Make the rows of one step, all at the same speed."""
+        problems = draw.problems
+        indices = draw.indices
+        template = problems.template
         in_words = draw.phase.name == COT
-        speed = (
-            1
-            if in_words
-            else int(draw.rng(noise.Stream.SPEED).integers(1, most, endpoint=True))
-        )
-        split = chunks_of if in_words else cut
-        texts_of = [
-            (split(problems.steps[i], speed), problems.answers[i]) for i in indices
-        ]
-        prompt_ids = at_speed(template, speed).prompts(
-            [problems.problems[i].question for i in indices]
-        )
+        speed = 1
+        split = chunks_of
+        if not in_words:
+            speed = int(draw.rng(noise.Stream.SPEED).integers(1, most, endpoint=True))
+            split = cut
+
+        # Each row is a question, a mark, the thought's chunks, a mark, and the answer's tokens.
+        texts_of = []
+        for i in indices:
+            texts_of.append((split(problems.steps[i], speed), problems.answers[i]))
+        questions = [problems.problems[i].question for i in indices]
+        prompt_ids = at_speed(template, speed).prompts(questions)
         count = len(indices)
-        slots = draw.fit(
-            max(len(thought) + 2 + len(answer) for thought, answer in texts_of)
-        )
+        sizes_of = [len(thought) + 2 + len(answer) for thought, answer in texts_of]
+        slots = draw.fit(max(sizes_of))
         ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
         sizes = np.zeros((count, slots), np.int32)
         chunks = np.zeros((count, slots), bool)
@@ -232,16 +230,20 @@ def chunked(
         labels = draw.rng(noise.Stream.LABELS)
         texts = []
         for row, (thought, answer) in enumerate(texts_of):
-            for slot, ids_of in enumerate(
-                [[mark], *thought, [mark], *([token] for token in answer)]
-            ):
-                ids[row, slot, : len(ids_of)], sizes[row, slot] = ids_of, len(ids_of)
-            label = [ids_of[labels.integers(len(ids_of))] for ids_of in thought]
-            texts.append(
-                [template.pad_id, mark, *label, mark, *answer, template.eos_id]
-            )
+            answer_slots = [[token] for token in answer]
+            row_slots = [[mark], *thought, [mark], *answer_slots]
+            for slot, slot_ids in enumerate(row_slots):
+                ids[row, slot, : len(slot_ids)] = slot_ids
+                sizes[row, slot] = len(slot_ids)
+
+            # Any of a chunk's tokens is its target.
+            label = [chunk[labels.integers(len(chunk))] for chunk in thought]
+            text = [template.pad_id, mark, *label, mark, *answer, template.eos_id]
+            texts.append(text)
             chunks[row, 1 : 1 + len(thought)] = True
             predicted[row, : 1 + len(thought)] = 1.0
+
+        # Each loss is a mean over its slots, times the rows.
         _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
         weights = weights * (count / weights.sum())
         predicted = predicted * (count / predicted.sum())
