@@ -39,8 +39,8 @@ from slpo_jax.policy.advantage import rloo
 from slpo_jax.policy.noise import PassKeys
 from slpo_jax.policy.policy import Policy, PromptedBatch, repeat_rows
 from slpo_jax.policy.score import score
-from slpo_jax.run.rl import training_policy
 from slpo_jax.run.setup import Setup
+from slpo_jax.run.train_rl import training_policy
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.objective import policy_gradient_loss
 from slpo_jax.training.rl_loss import make_batch, roll_out

@@ -34,9 +34,10 @@ from benchmarks.measure.words import DTYPES, Work, export, make_work
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Prompts
+from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import replicate, shard_rows
 from slpo_jax.training.optimizer import make_optimizer
-from slpo_jax.training.rl_step import make_rl_step
+from slpo_jax.training.rl_loss import RlConfig
 from slpo_jax.training.state import TrainState, init_state
 
 OURS = "slpo_jax"
@@ -76,18 +77,19 @@ class Ours:
         parts = work.parts
         optimizer = make_optimizer(work.optimizer_config)
         trained = ("reasoner",)
+        layout = work.setup.layout
         self.state: TrainState = init_state(
-            work.params, trained, optimizer, work.setup.key, work.setup.layout
+            work.params, trained, optimizer, work.setup.key, layout
         )
+        rl = RlConfig(group=parts.group)
         step = make_rl_step(
             parts.policy,
             parts.objective,
-            parts.reward,
-            parts.group,
+            rl,
             optimizer,
             trained,
-            work.setup.layout,
-            "rl",
+            layout,
+            reward=parts.reward,
         )
         rollout, _, gradient = part_programs(parts, self.mesh)
         batch = shard_rows(work.batch(0), self.mesh)

@@ -19,7 +19,7 @@ from slpo_jax.config.config import rl_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import digest
 from slpo_jax.policy.policy import Stopping
-from slpo_jax.run import imitate
+from slpo_jax.run.imitation_plan import plan_phases
 from slpo_jax.run.setup import Setup
 from slpo_jax.stages import COLD_START, CONTROL, EVALUATE, IMITATE, RL
 
@@ -61,7 +61,7 @@ def works(setup: Setup, stages: Iterable[str]) -> Iterator[Work]:
 
 def _imitation(setup: Setup) -> Iterator[Work]:
     config = setup.config
-    _, plan, _ = imitate.planned(setup)
+    _, plan, _ = plan_phases(setup)
     for number, phase in enumerate(plan):
         (program,) = imitation(setup, number)
         name = {"cot": "CoT-SFT", "codi": "CODI"}[phase.name]

@@ -12,11 +12,10 @@ import optax
 import pytest
 
 from slpo_jax.config import config_checks, read_config
-from slpo_jax.run import imitate, rl, train_stage
+from slpo_jax.run import train_imitation, train_rl, train_stage
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.runtime.mesh import replicate
-from slpo_jax.training import rl_step
 from slpo_jax.training.optimizer import make_optimizer
 from small_run import train
 
@@ -126,9 +125,9 @@ def fake_steps(
 
         return step
 
-    for module in (imitate, train_stage, rl_step):
+    for module in (train_imitation, train_stage, train_rl):
         patch.setattr(module, "make_train_step", make_train_step)
-    for module in (imitate, train_stage, rl):
+    for module in (train_imitation, train_stage, train_rl):
         patch.setattr(
             module, "make_optimizer", functools.cache(make_optimizer)
         )  # for `_update_of`

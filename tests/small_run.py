@@ -239,8 +239,8 @@ def _finish(folder: Path) -> Path:
 
 def train(experiment, *sections: str) -> None:
     """The stages of these sections that a config asks for; none is all."""
-    from slpo_jax.run.run_stages import run_stage
+    from slpo_jax.run.run_stages import prepare, run_stage
 
     for stage in experiment.wanted:
         if not sections or stage.section in sections:
-            run_stage(stage)
+            run_stage(stage, prepare(stage))

@@ -49,11 +49,11 @@ DENSITY = {
     "policy": 8.17,
     "policy/latent_policies": 7.5,
     "rewards": 8.25,
-    "run": 7.95,
+    "run": 6.3,
     "runtime": 6.73,
-    "training": 7.65,
+    "training": 5.8,
     "training/objectives": 6.97,
-    "training/recipes": 8.18,
+    "training/recipes": 5.65,
 }
 NEW_FOLDER = 5.5
 NO_CODE = {

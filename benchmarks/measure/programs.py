@@ -16,16 +16,10 @@ from benchmarks.measure.compiled import (
 from slpo_jax.config.config import rl_of
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Prompts, Stopping
-from slpo_jax.run import imitate
-from slpo_jax.run.rl import (
-    fresh_adapters,
-    make_objective,
-    optimizer_config,
-    optimizer_of,
-    trained_parts,
-    training_policy,
-)
+from slpo_jax.run.imitation_plan import choose_problems, plan_phases
+from slpo_jax.run.rl_adapters import fresh_adapters, trained_parts
 from slpo_jax.run.setup import Setup
+from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
 from slpo_jax.run.train_stage import host_batches
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
@@ -72,7 +66,7 @@ def programs(setup: Setup, stage: str) -> list[Program]:
 def imitation(setup: Setup, number: int = -1) -> list[Program]:
     """A phase's step; the others of its recipe by their number."""
     config = setup.config.imitate
-    recipe, plan, optimizers = imitate.planned(setup)
+    recipe, plan, optimizers = plan_phases(setup)
     phase = plan[number]
     optimizer = make_optimizer(optimizers[number])
     params = setup.abstract_params()
@@ -87,7 +81,7 @@ def imitation(setup: Setup, number: int = -1) -> list[Program]:
         params = params | placed(setup, own, EVERYWHERE)
         trained = (*trained, *own)
     trained = phase.trains or trained
-    problems = imitate.imitated(setup, recipe, plan)
+    problems = choose_problems(setup, recipe, plan)
     slots = recipe.slots(problems, phase, config.suffix_slots)
     batch = recipe.batch(
         problems, phase, 0, 0, config.batch_size, (max(setup.prompt_slots),), slots
@@ -158,7 +152,7 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     """One step, or where answers are read on the host, or used again, its two halves."""
     config = setup.config.rl
     reward = setup.reward.on_device
-    objective = make_objective(setup, name)
+    objective = setup.config.objective[name]
     policy = training_policy(setup, objective)
     params = setup.abstract_params()
     params |= placed(

@@ -16,8 +16,8 @@ from slpo_jax.config import read_config
 from slpo_jax.data.batches import batch_indices
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import PromptedBatch
-from slpo_jax.run.rl import make_objective, optimizer_config, training_policy
 from slpo_jax.run.setup import Setup, assemble
+from slpo_jax.run.train_rl import optimizer_config, training_policy
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl_loss import make_batch
 
@@ -68,7 +68,7 @@ def make_work(
         **(changes or {}),
     })  # fmt: skip
     setup = assemble(read_config(config))
-    objective = make_objective(setup, config.rl.objectives[0])
+    objective = setup.config.objective[config.rl.objectives[0]]
     template = setup.template
     devices = setup.mesh.size
     if flags.prompts % devices:

@@ -19,7 +19,7 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.rl import make_objective, training_policy
+from slpo_jax.run.train_rl import training_policy
 from slpo_jax.runtime.mesh import Layout, shard_rows
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -227,7 +227,7 @@ def _settings(config) -> dict[str, Any]:
 
 def make_parts(experiment: Experiment) -> Parts:
     """The parts of the step that the config describes."""
-    objective = make_objective(experiment, "slpo")
+    objective = experiment.config.objective["slpo"]
     assert isinstance(objective, Slpo)
     policy = training_policy(experiment, objective)
     return Parts(

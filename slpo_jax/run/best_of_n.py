@@ -5,17 +5,32 @@ from slpo_jax.models.parts import REASONER
 from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.run.experiment import Stage
-from slpo_jax.run.train_stage import host_rightness, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.run.run_checks import check_batch
+from slpo_jax.run.train_stage import (
+    close_stage,
+    host_rightness,
+    open_stage,
+    prompted_batches,
+    stage_params,
+    state_and_step,
+)
 from slpo_jax.runtime.mesh import replicate
 from slpo_jax.stages import IMITATE
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.rejection_sampling import make_choice, make_loss
 
 
-def check(stage: Stage) -> None:
-    """Fail before the first stage on what it could not use."""
-    experiment, scorer, start = stage.experiment, stage.settings.scorer, stage.start.name
+def prepare(stage: Stage) -> Stage:
+    """Return what the loop needs, which is the stage alone.
+
+    Raises:
+        UserError: a setting can't be used, or where the stage starts.
+    """
+    experiment = stage.experiment
     config = experiment.config
+    scorer = stage.settings.scorer
+    start = stage.start.name
+    check_batch(config, stage.section, experiment.mesh.size)
     experiment.optimizer_config(stage.section, stage.settings.steps)
     if config.max_latents and experiment.policy.latent_policy.says is not None:
         raise UserError(
@@ -26,27 +41,43 @@ def check(stage: Stage) -> None:
         raise UserError(
             f"config.best_of_n.scorer: {scorer} asks the gate, and config.gate.enabled is False; use another scorer"
         )
-    if config.gate.enabled and (start == IMITATE or (not start and not experiment.checkpoint.description.gate_trained)):
+    gate_is_trained = (
+        start != IMITATE if start else experiment.checkpoint.description.gate_trained
+    )
+    if config.gate.enabled and not gate_is_trained:
         raise UserError(
             f"config.stages: {stage.name} stops by the gate, which is not trained where it starts; put cold_start "
             "before it, or set config.gate.enabled to False"
         )
+    return stage
 
 
 def train(stage: Stage) -> None:
     """Train the reasoner on what its start's samples chose, which are drawn in the step before each update."""
-    experiment, config = stage.experiment, stage.settings
+    experiment = stage.experiment
+    config = stage.settings
+    mesh = experiment.mesh
     stopping = "threshold" if experiment.config.gate.enabled else "length"
     policy = experiment.policy.having(stopping=stopping, temperature=config.temperature)
+
+    # The start draws and chooses, with the same noise whenever a problem comes; the state learns what was chosen.
     start = stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
-    on_device, mesh = experiment.reward.on_device, experiment.mesh
-    host_verdicts = None if on_device else HostVerdicts(host_rightness(experiment), mesh)
+    on_device = experiment.reward.on_device
+    host_verdicts = (
+        None if on_device else HostVerdicts(host_rightness(experiment), mesh)
+    )
     choose = make_choice(policy, on_device, config, mesh, host_verdicts)
-    key = replicate(noise.stream_key(experiment.key, stage.name, 0), experiment.mesh)
+    key = replicate(noise.stream_key(experiment.key, stage.name, 0), mesh)
 
     def step_fn(state, batch):
         return improve(state, choose(start, batch, key))
 
-    step_fn = host_verdicts.with_metrics(step_fn) if host_verdicts else step_fn
-    train_stage(stage, state, step_fn, prompted_batches(stage))
+    if host_verdicts:
+        step_fn = host_verdicts.with_metrics(step_fn)
+
+    # It has no validations: the last step's parameters are what it leaves.
+    loop, state, _ = open_stage(stage, state, config.steps)
+    with loop:
+        state = loop.advance(state, step_fn, prompted_batches(stage), config.steps)
+        close_stage(stage, loop, state)

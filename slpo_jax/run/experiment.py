@@ -46,7 +46,6 @@ class Experiment(Setup):
 
     workdir: Workdir
     log: MetricsLog
-    plans: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)  # of stages that were checked, by name
 
     @functools.cached_property
     def stage(self) -> Callable[[str], "Stage"]:

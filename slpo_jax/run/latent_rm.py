@@ -26,14 +26,27 @@ from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
 from slpo_jax.policy.scorers import init_reward_model, latent_scores
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.provenance import checkpoint_digest, first_difference, problems_facts
+from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.train_stage import stage_params, state_and_step, train_stage
+from slpo_jax.run.train_stage import (
+    Validation,
+    close_stage,
+    open_stage,
+    stage_params,
+    state_and_step,
+)
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.runtime.progress import Progress, begin
-from slpo_jax.training.latent_rm_loss import LabelledBatch, complete, draw_thoughts, make_loss
+from slpo_jax.training.latent_rm_loss import (
+    LabelledBatch,
+    complete,
+    draw_thoughts,
+    make_loss,
+)
 
-_SETTINGS = ("problems", "thoughts", "completions", "dropout", "threshold")  # of config.latent_rm
+# The settings of config.latent_rm that labels depend on.
+_SETTINGS = ("problems", "thoughts", "completions", "dropout", "threshold")
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,11 @@ class Labels:
 
 def labelling(setup: Setup) -> tuple[Policy, float | int]:
     """Return the policy of thoughts, and its rule."""
-    config, settings = setup.config, setup.config.latent_rm
-    policy = setup.policy if settings.dropout is None else setup.policy.having(dropout_rate=settings.dropout)
+    config = setup.config
+    settings = config.latent_rm
+    policy = setup.policy
+    if settings.dropout is not None:
+        policy = policy.having(dropout_rate=settings.dropout)
     if config.gate.enabled:
         return policy.having(stopping="threshold"), settings.threshold
     return policy.having(stopping="length"), config.max_latents
@@ -73,18 +89,30 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     Raises:
         UserError: they are of another checkpoint, of other problems, or made with other settings.
     """
-    experiment, config, folder = stage.experiment, stage.experiment.config, stage.experiment.workdir.labels
+    experiment = stage.experiment
+    config = experiment.config
+    folder = experiment.workdir.labels
+
+    # Settings by their keys, and digests of what they are used on.
     facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _SETTINGS}
     facts |= model_settings(config) | rollout_settings(config)
-    facts |= {"seed": config.seed, "gate.enabled": config.gate.enabled} | config.reward_facts
+    facts["seed"] = config.seed
+    facts["gate.enabled"] = config.gate.enabled
+    facts |= config.reward_facts
     facts["checkpoint"] = checkpoint_digest(stage.start, load)
-    facts["problems"] = list(problems_facts(experiment.train, stage.settings.problems).values())
+    problems = problems_facts(experiment.train, stage.settings.problems)
+    facts["problems"] = list(problems.values())
+
+    # Those that are there say the same of themselves.
     anew = f"delete {folder} to make them anew"
     then = artifact.read(manifest_of(folder), anew)
-    if then and (differs := first_difference(facts, then.facts)):
-        key, now, was = differs
+    difference = first_difference(facts, then.facts) if then else None
+    if difference:
+        key, now, was = difference
         name = key if key in ("checkpoint", "problems") else f"config.{key}"
-        raise UserError(f"{name}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}")
+        raise UserError(
+            f"{name}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}"
+        )
     return facts
 
 
@@ -102,15 +130,22 @@ def labels_of(stage: Stage, params: Params) -> Labels:
     Raises:
         UserError: see `check_labels`; or no problem has right and wrong thoughts.
     """
-    experiment, folder, settings = stage.experiment, stage.experiment.workdir.labels, stage.settings
+    experiment = stage.experiment
+    folder = experiment.workdir.labels
+    settings = stage.settings
     facts = check_labels(stage, lambda: params)
     artifact.write(manifest_of(folder), facts)
     begin("latent_rm: labels")
     hosts.barrier("labels")  # nobody still looks for the manifest
-    problems = experiment.train
-    count, make = min(settings.problems or len(problems), len(problems)), _Maker(experiment, params, problems, 0)
 
-    def labels_for(number: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+    # Some problems a file, so that a run that goes on makes the missing ones alone.
+    problems = experiment.train
+    count = min(settings.problems or len(problems), len(problems))
+    make = _Maker(experiment, params, problems, 0)
+
+    def labels_for(
+        number: int, indices: np.ndarray, real: np.ndarray
+    ) -> dict[str, np.ndarray]:
         path = folder / f"{number}.npz"
         arrays = artifact.read_arrays(path, facts)
         if path.exists() and arrays is None:
@@ -137,25 +172,38 @@ def judged_thoughts(setup: Setup, params: Params) -> Labels:
     Args:
         params: see `labels_of`.
     """
-    valid, make = setup.valid, _Maker(setup, params, setup.valid, 1)
+    valid = setup.valid
+    make = _Maker(setup, params, valid, 1)
 
     def judged(_: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         thoughts, right_BN = make.judged(indices)
-        shares = np.broadcast_to(right_BN[..., None], thoughts["latents"].shape[:3]).astype(np.float32)
-        arrays = {name: thoughts[name] for name in ("latents", "lengths")} | {"problems": indices, "shares": shares}
-        return {name: array[real] for name, array in arrays.items()}
+        shape_BNT = thoughts["latents"].shape[:3]
+        shares_BNT = np.broadcast_to(right_BN[..., None], shape_BNT)
+        return {
+            "latents": thoughts["latents"][real],
+            "lengths": thoughts["lengths"][real],
+            "problems": indices[real],
+            "shares": shares_BNT.astype(np.float32)[real],
+        }
 
-    return _concatenated("validation", min(setup.config.evaluate.limit or len(valid), len(valid)), make.size, judged)
+    count = min(setup.config.evaluate.limit or len(valid), len(valid))
+    return _concatenated("validation", count, make.size, judged)
 
 
-def _concatenated(what: str, count: int, size: int, labels_for: Callable[..., dict[str, np.ndarray]]) -> Labels:
+def _concatenated(
+    what: str, count: int, size: int, labels_for: Callable[..., dict[str, np.ndarray]]
+) -> Labels:
     """Join the labels of so many problems, made `size` at a time: (number, indices, which are real) -> arrays."""
-    progress, parts = Progress(f"latent_rm: {what}", count, unit="problem", keep=False), []
+    progress = Progress(f"latent_rm: {what}", count, unit="problem", keep=False)
+    parts = []
     with contextlib.closing(progress):
         for number, (indices, real) in enumerate(padded_chunks(count, size)):
             parts.append(labels_for(number, indices, real))
             progress.update(int(indices[-1]) + 1)
-    return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    arrays = {}
+    for name in parts[0]:
+        arrays[name] = np.concatenate([part[name] for part in parts])
+    return Labels(**arrays)
 
 
 class _Maker:
@@ -165,92 +213,155 @@ class _Maker:
         stream: of noise, a number for each set of problems.
     """
 
-    def __init__(self, setup: Setup, params: Params, problems: EncodedProblems, stream: int):
-        self.setup, self.params, self.problems = setup, params, problems
+    def __init__(
+        self, setup: Setup, params: Params, problems: EncodedProblems, stream: int
+    ):
+        self.setup = setup
+        self.params = params
+        self.problems = problems
         policy, rule = labelling(setup)
-        settings, key = setup.config.latent_rm, noise.stream_key(setup.key, "latent_rm", stream)
-        most, devices = setup.config.evaluate.batch_size, setup.mesh.size
-        rollouts = (settings.thoughts, settings.thoughts * settings.completions)
-        self.size, self.group = (-(-max(1, most // rows) // devices) * devices for rows in rollouts)
-        everywhere = policy.having(dropout_where="all")  # as published: completions' answers have noise too
+        settings = setup.config.latent_rm
+        key = noise.stream_key(setup.key, "latent_rm", stream)
+
+        # Problems whose thoughts, or all completions of whose thoughts, are rolled out together.
+        self.size = _problems_a_batch(setup, settings.thoughts)
+        self.group = _problems_a_batch(setup, settings.thoughts * settings.completions)
+
+        # As published completions' answers have noise too.
+        everywhere = policy.having(dropout_where="all")
 
         def think(params, batch):
             drawn = draw_thoughts(policy, params, batch, rule, key, settings.thoughts)
-            latents = policy.latent_policy.feed(params, drawn.actions).astype(jnp.float32)
-            return {"actions": drawn.actions, "lengths": drawn.lengths, "said": drawn.completions, "latents": latents}
+            latents = policy.latent_policy.feed(params, drawn.actions)
+            return {
+                "actions": drawn.actions,
+                "lengths": drawn.lengths,
+                "said": drawn.completions,
+                "latents": latents.astype(jnp.float32),
+            }
 
         def go_on(params, inputs):
             batch, actions, lengths = inputs
-            return complete(everywhere, params, batch, actions, lengths, rule, key, settings.completions)
+            return complete(
+                everywhere,
+                params,
+                batch,
+                actions,
+                lengths,
+                rule,
+                key,
+                settings.completions,
+            )
 
-        self.think, self.complete = self._sharded(think), self._sharded(go_on)
+        self.think = self._shard(think)
+        self.complete = self._shard(go_on)
 
-    def _sharded(self, function):
+    def _shard(self, function: Callable) -> Callable:
+        """Spread a function of (parameters, inputs) over the devices, from and to the host."""
         mesh = self.setup.mesh
         program = over_rows(function, mesh, (EVERYWHERE, ROWS))
-        return lambda inputs: jax.tree.map(hosts.whole, program(self.params, shard_rows(inputs, mesh)))
+
+        def run(inputs):
+            results = program(self.params, shard_rows(inputs, mesh))
+            return jax.tree.map(hosts.whole, results)
+
+        return run
 
     def judged(self, indices: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
         """Return what was thought of each problem, arrays [B, n, ..], and whether its answers are right, [B, n]."""
         thoughts = self.think(self._batch(indices))
-        by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
-                      for name, x in thoughts.items()}  # fmt: skip
-        return by_problem, self._right(indices, by_problem["said"], by_problem["lengths"])
+        by_problem = jax.tree.map(
+            lambda x: x.reshape(len(indices), -1, *x.shape[1:]), thoughts
+        )
+        right_BN = self._right(indices, by_problem["said"], by_problem["lengths"])
+        return by_problem, right_BN
 
     def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        # Labels tell a problem's thoughts apart, so that it has to have right and wrong ones.
         by_problem, right_BN = self.judged(indices)
         mixed = np.flatnonzero(real & right_BN.any(axis=1) & ~right_BN.all(axis=1))
+
+        # The share of right completions from each beginning of each thought.
+        thoughts = right_BN.shape[1]
         shares = [np.zeros((0, *by_problem["latents"].shape[1:3]), np.float32)]
         for places, is_real in padded_chunks(len(mixed), self.group):
             rows = mixed[places]
-            actions, lengths = jax.tree.map(
-                lambda x, rows=rows: x[rows].reshape(-1, *x.shape[2:]), (by_problem["actions"], by_problem["lengths"])
+            begun = jax.tree.map(
+                lambda x, rows=rows: x[rows].reshape(-1, *x.shape[2:]),
+                (by_problem["actions"], by_problem["lengths"]),
             )
-            completed = self.complete((self._batch(indices[rows]), actions, lengths))
-            completions, latents = (x.reshape(len(rows), right_BN.shape[1], *x.shape[1:]) for x in completed)
-            shares.append(self._right(indices[rows], completions, latents).mean(axis=-1).astype(np.float32)[is_real])
-        labels = {"problems": indices[mixed], "shares": np.concatenate(shares)}
-        return labels | {name: by_problem[name][mixed] for name in ("latents", "lengths")}
+            completed = self.complete((self._batch(indices[rows]), *begun))
+            completions, latents = jax.tree.map(
+                lambda x: x.reshape(-1, thoughts, *x.shape[1:]), completed
+            )
+            right = self._right(indices[rows], completions, latents)
+            shares.append(right.mean(axis=-1).astype(np.float32)[is_real])
+        return {
+            "problems": indices[mixed],
+            "shares": np.concatenate(shares),
+            "latents": by_problem["latents"][mixed],
+            "lengths": by_problem["lengths"][mixed],
+        }
 
     def _batch(self, indices: np.ndarray) -> PromptedBatch:
         prompts = Prompts(*self.problems.prompt_batch(indices, self.setup.prompt_slots))
-        return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
+        references = np.zeros((len(indices), 0), np.uint8)
+        return PromptedBatch(prompts, references, indices.astype(np.int32))
 
-    def _right(self, indices: np.ndarray, completions: np.ndarray, latents: np.ndarray) -> np.ndarray:
+    def _right(
+        self, indices: np.ndarray, completions: np.ndarray, latents: np.ndarray
+    ) -> np.ndarray:
         """Tell whether completions [B, .., A] of B problems, after so many latents [B, ..], are right.
 
         Of a problem's equal ones the first is asked.
         """
-        indices_of = np.broadcast_to(indices.reshape(-1, *[1] * (completions.ndim - 1)), (*completions.shape[:-1], 1))
-        facts = np.concatenate([indices_of, latents[..., None], completions], axis=-1)
+        # A row is a problem's index, the number of latents, and the completion's tokens.
+        ones = [1] * (completions.ndim - 1)
+        index_column = np.broadcast_to(
+            indices.reshape(-1, *ones), (*completions.shape[:-1], 1)
+        )
+        facts = np.concatenate([index_column, latents[..., None], completions], axis=-1)
         rows = facts.reshape(-1, facts.shape[-1])
         distinct, places = np.unique(rows, axis=0, return_inverse=True)
-        readings = [self.setup.reward.read(row[2:], row[1]) for row in distinct]
-        right = np.array(self.setup.reward.right(readings, [self.problems.problems[i] for i in distinct[:, 0]]))
+
+        reward = self.setup.reward
+        readings = [reward.read(row[2:], row[1]) for row in distinct]
+        asked = [self.problems.problems[index] for index in distinct[:, 0]]
+        right = np.array(reward.right(readings, asked))
         return right[places.reshape(completions.shape[:-1])]
 
 
-def check(stage: Stage) -> None:
-    """Fail before the first stage on what it could not use."""
-    policy, _ = labelling(stage.experiment)
+def prepare(stage: Stage) -> Stage:
+    """Return what the loop needs, which is the stage alone.
+
+    Raises:
+        UserError: a setting can't be used, or the workdir's labels are others than would be made now.
+    """
+    experiment = stage.experiment
+    check_batch(experiment.config, stage.section, experiment.mesh.size)
+    policy, _ = labelling(experiment)
     if policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
         raise UserError(
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
             "config.dropout.rate, above 0"
         )
-    stage.experiment.optimizer_config(stage.section, stage.settings.steps)
+    experiment.optimizer_config(stage.section, stage.settings.steps)
     start = stage.start
-    if not stage.folder.is_finished and (not start.name or start.folder.is_finished):
+    start_is_there = not start.name or start.folder.is_finished
+    if start_is_there and not stage.folder.is_finished:
         check_labels(stage, lambda: stage_params(start))
+    return stage
 
 
 def _accuracy(setup: Setup, thoughts: Labels) -> Callable[[Params], float]:
     """Return reward model -> the share of validation problems that the thought with the largest score is right on."""
-    count, devices, (policy, _) = len(thoughts.problems), setup.mesh.size, labelling(setup)
-    size = -(-max(1, setup.config.evaluate.batch_size // thoughts.lengths.shape[1]) // devices) * devices
+    count, thoughts_a_problem = thoughts.lengths.shape
+    size = _problems_a_batch(setup, thoughts_a_problem)
+    policy, _ = labelling(setup)
 
     def score(params, batch: LabelledBatch):
-        latents_NTD, lengths_N = (x.reshape(-1, *x.shape[2:]) for x in (batch.latents, batch.lengths))
+        latents_NTD = batch.latents.reshape(-1, *batch.latents.shape[2:])
+        lengths_N = batch.lengths.reshape(-1)
         scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
         return scores_NT.reshape(batch.shares.shape).sum(axis=2)
 
@@ -267,26 +378,80 @@ def _accuracy(setup: Setup, thoughts: Labels) -> Callable[[Params], float]:
     return accuracy
 
 
-def _batch(setup: Setup, problems: EncodedProblems, labels: Labels, rows: np.ndarray) -> LabelledBatch:
+def _problems_a_batch(setup: Setup, rollouts: int) -> int:
+    """Return how many problems of so many rollouts each are one batch of evaluation, a multiple of the devices."""
+    problems = max(1, setup.config.evaluate.batch_size // rollouts)
+    devices = setup.mesh.size
+    return -(-problems // devices) * devices
+
+
+def _batch(
+    setup: Setup, problems: EncodedProblems, labels: Labels, rows: np.ndarray
+) -> LabelledBatch:
     """Make a batch of rows of labels, with the prompts of the problems that they are of."""
     prompts = Prompts(*problems.prompt_batch(labels.problems[rows], setup.prompt_slots))
-    batch = LabelledBatch(prompts, *(np.asarray(x[rows]) for x in (labels.latents, labels.lengths, labels.shares)))
+    batch = LabelledBatch(
+        prompts,
+        np.asarray(labels.latents[rows]),
+        np.asarray(labels.lengths[rows]),
+        np.asarray(labels.shares[rows]),
+    )
     return shard_rows(batch, setup.mesh)
 
 
 def train(stage: Stage) -> None:
     """Make the labels, train backbone and classifier on them, and keep the model that is best on validation."""
-    experiment, config, start = stage.experiment, stage.settings, stage_params(stage.start)
-    labels, (policy, _) = labels_of(stage, start), labelling(experiment)
-    accuracy = _accuracy(experiment, judged_thoughts(experiment, start)) if stage.validated_every else None
+    experiment = stage.experiment
+    config = stage.settings
+    policy, _ = labelling(experiment)
+
+    # Labels are made by the checkpoint that the stage starts from, as are the thoughts that it is validated on.
+    start = stage_params(stage.start)
+    labels = labels_of(stage, start)
+    accuracy = None
+    if stage.validated_every:
+        accuracy = _accuracy(experiment, judged_thoughts(experiment, start))
+    elif config.evaluate_every:
+        logging.warning(
+            "%s: config.data.valid is not set, so the last step's model is kept, not the best",
+            stage.name,
+        )
+
+    # The whole model is trained: a backbone that begins as the reasoner's, and a classifier.
     params = init_reward_model(start, experiment.reasoner.width)
     state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy))
     del start, params  # the state has its own
 
-    def batch(step: int):
-        rows = batch_indices(experiment.config.seed, step, len(labels.problems), config.batch_size)
+    def batch_at(step: int) -> LabelledBatch | None:
+        if step >= config.steps:
+            return None
+        rows = batch_indices(
+            experiment.config.seed, step, len(labels.problems), config.batch_size
+        )
         return _batch(experiment, experiment.train, labels, rows)
 
-    if config.evaluate_every and not stage.validated_every:
-        logging.warning("%s: config.data.valid is not set, so the last step's model is kept, not the best", stage.name)
-    train_stage(stage, state, step_fn, batch, accuracy)
+    # The same command goes on from the newest checkpoint, and computes the same to the bit.
+    loop, state, saved = open_stage(stage, state, config.steps)
+    with loop:
+        validation = Validation(stage, loop, saved, accuracy)
+        step = int(state.step)
+        batch = batch_at(step)
+        while True:
+            if validation.is_due(step):
+                validation.run(state)
+            if step >= config.steps:
+                break
+
+            # Everything that a step reads is on the devices already.
+            with jax.transfer_guard("disallow"):
+                state, metrics = step_fn(state, batch)
+            step += 1
+
+            # While the devices compute, the host makes the next batch and logs the step before.
+            last_batch = batch
+            batch = batch_at(step)
+            loop.log(step, metrics, last_batch)
+            if loop.should_save(step):
+                loop.save(state, validation.facts)
+        state = validation.choose_best(state)
+        close_stage(stage, loop, state, validation.facts)

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import logging
@@ -17,18 +18,23 @@ from slpo_jax.data.problem import without
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.io.files import write_text
-from slpo_jax.run import best_of_n, cold_start, imitate, latent_rm, rl
+from slpo_jax.run import best_of_n, latent_rm, train_gate, train_imitation, train_rl
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, Stage, build, rows
 from slpo_jax.run.provenance import check_models, ensure_manifest
-from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.progress import say_start
 from slpo_jax.stages import BEST_OF_N, COLD_START, CONTROL, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED
 
-_STAGES = {IMITATE: imitate, COLD_START: cold_start, BEST_OF_N: best_of_n, RL: rl, LATENT_RM: latent_rm}
-"""The files that have `check` and `train` of a section's stages."""
+_SCRIPTS: dict[str, Any] = {
+    IMITATE: train_imitation,
+    COLD_START: train_gate,
+    BEST_OF_N: best_of_n,
+    RL: train_rl,
+    LATENT_RM: latent_rm,
+}
+"""The file of a section's stages: `prepare` refuses, or returns what `train` needs."""
 
 
 def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Experiment:
@@ -48,7 +54,7 @@ def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Ex
         _say_run(experiment)
     with experiment.workdir.in_use(), hosts.watched(config.stuck_after):
         try:
-            check_stages(experiment, uncut)
+            plans = check_stages(experiment, uncut)
             resolved = values(experiment.config)
             write_text(experiment.workdir.config, json.dumps(resolved, indent=1) + "\n")
             if experiment.left:
@@ -58,7 +64,7 @@ def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Ex
                     print("\n".join(dict.fromkeys(lines)), file=sys.stderr, flush=True)  # parts of a source share some
                 experiment.log.start(config.trackers, resolved)
             for stage in experiment.wanted:
-                run_stage(stage)
+                run_stage(stage, plans[stage.name])
             if EVALUATE in config.stages:
                 run_evaluate(experiment)
         except BaseException:
@@ -84,11 +90,24 @@ def _say_run(experiment: Experiment) -> None:
     print(f"stages: {', '.join(stages)}", file=sys.stderr, flush=True)
 
 
-def run_stage(stage: Stage) -> None:
-    """Train a stage, if it isn't finished."""
+def prepare(stage: Stage) -> Any:
+    """Return what `run_stage` needs.
+
+    Raises:
+        UserError: the stage could not be trained.
+    """
+    return _SCRIPTS[stage.section].prepare(stage)
+
+
+def run_stage(stage: Stage, plan: Any) -> None:
+    """Train a stage, if it isn't finished.
+
+    Args:
+        plan: of `prepare`.
+    """
     ensure_manifest(stage)
     if not stage.is_done:
-        _STAGES[stage.section].train(stage)
+        _SCRIPTS[stage.section].train(plan)
     if stage.name in UNFINISHED and hosts.is_first():  # also what a run left that was killed as soon as it was finished
         control = stage.experiment.stage(CONTROL)
         if control.folder.is_finished or not control.wanted:  # else it goes on from there
@@ -96,11 +115,13 @@ def run_stage(stage: Stage) -> None:
                 shutil.rmtree(stage.experiment.stage(unfinished).folder.path, ignore_errors=True)
 
 
-def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
+def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[str, Any]:
     """Fail before the first stage, not hours later, on what a later one could not use.
 
     Args:
         uncut: see `run_stages`; such settings as batch sizes and warm-ups.
+    Returns:
+        of each stage, by name, what `prepare` returned.
     Raises:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config;
             parameters that are going to be read are of another model.
@@ -108,8 +129,8 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
     for stage in experiment.wanted:
         ensure_manifest(stage, write=False)
     if uncut:
-        _check_settings(dataclasses.replace(experiment, config=uncut))
-    _check_settings(experiment)
+        _prepare_all(dataclasses.replace(experiment, config=uncut))
+    plans = _prepare_all(experiment)
     evaluates = EVALUATE in experiment.config.stages
     if evaluates:
         check_evaluation(experiment)
@@ -119,18 +140,21 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
     if "" in starts or any(not row.stage for row in planned_rows):
         experiment.stored_shapes()
     _open_data(experiment, [row for row in planned_rows if len(row.rules) > 1])
+    return plans
 
 
-def _check_settings(experiment: Experiment) -> None:
+def _prepare_all(experiment: Experiment) -> dict[str, Any]:
+    """Prepare every stage, and refuse what is wrong with any of them at once, so that one correction is enough."""
+    plans: dict[str, Any] = {}
     wrong = dict[str, None]()
     for stage in experiment.wanted:
         try:
-            check_batch(experiment.config, stage.section, experiment.mesh.size)
-            _STAGES[stage.section].check(stage)
+            plans[stage.name] = prepare(stage)
         except UserError as error:
             wrong[str(error)] = None
-    if wrong:  # of every stage at once, so that one correction is enough
+    if wrong:
         raise UserError("; and ".join(wrong))
+    return plans
 
 
 def _open_data(experiment: Experiment, choosing: list[Row]) -> None:

@@ -1,8 +1,8 @@
-"""A stage of a run: what is known of it before it begins, where it starts, its steps, and going on where it was."""
+"""What the training stages share: where they start, their batches, their loop's beginning and end, validations."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,21 @@ def stage_params(stage: Stage) -> Params:
 
 
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
-    """Return step -> the sharded batch of prompts and references; see `host_batches`."""
-    batch_at = host_batches(stage.experiment, stage.settings, stage.settings.steps, answers)
-    return lambda step, number=0: shard_rows(batch_at(step, number), stage.experiment.mesh)
+    """Return step -> the sharded batch of prompts and references, None after the last step; see `host_batches`."""
+    steps = stage.settings.steps
+    host_batch_at = host_batches(stage.experiment, stage.settings, steps, answers)
+
+    def batch_at(step: int, number: int = 0):
+        if step >= steps:
+            return None
+        return shard_rows(host_batch_at(step, number), stage.experiment.mesh)
+
+    return batch_at
 
 
-def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
+def host_batches(
+    setup: Setup, settings: Any, steps: int, answers: bool = False
+) -> Callable[..., Any]:
     """Return step -> the batch of prompts and references, of numpy.
 
     Args:
@@ -54,16 +63,27 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
     Returns:
         it takes a second number, of the batch among those of its step; the first, 0, is the one that it has by itself.
     """
-    seed, size, parts = setup.config.seed, settings.batch_size, setup.mesh.size * settings.micro_batches
-    most, answer_slots = setup.train.most_tokens(seed, steps, size, parts), setup.policy.config.answer_slots * answers
+    seed = setup.config.seed
+    size = settings.batch_size
+    parts = setup.mesh.size * settings.micro_batches
+    most = setup.train.most_tokens(seed, steps, size, parts)
+    answer_slots = setup.policy.config.answer_slots if answers else 0
 
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
         *before, place = range(step, step + (number + 1) * steps, steps)
         return make_batch(
-            setup.train, place, seed, size, setup.prompt_slots, setup.references, 0 if number else most, parts,
-            answer_slots=answer_slots, before=before,
-        )  # fmt: skip
+            setup.train,
+            place,
+            seed,
+            size,
+            setup.prompt_slots,
+            setup.references,
+            0 if number else most,
+            parts,
+            answer_slots=answer_slots,
+            before=before,
+        )
 
     return batch
 
@@ -74,10 +94,16 @@ def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
     Args:
         with_truncated: see `Reward.judged`.
     """
-    problems, reward = setup.train.problems, setup.reward
+    problems = setup.train.problems
+    reward = setup.reward
 
-    def earned(tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray) -> Verdicts:
-        readings = [reward.read(tokens, latents) for tokens, latents in zip(tokens_NA, latents_N, strict=True)]
+    def earned(
+        tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray
+    ) -> Verdicts:
+        readings = [
+            reward.read(tokens, latents)
+            for tokens, latents in zip(tokens_NA, latents_N, strict=True)
+        ]
         asked = [problems[index % len(problems)] for index in index_N.tolist()]
         return reward.judged(readings, asked, with_truncated)
 
@@ -88,15 +114,24 @@ def host_rightness(setup: Setup) -> HostRewardFn:
     """Return the same with 1 for a completion that counts as right, and 0 for others, whatever they earn."""
     judge = host_reward(setup)
 
-    def earned(tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray) -> Verdicts:
+    def earned(
+        tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray
+    ) -> Verdicts:
         verdicts = judge(tokens_NA, index_N, latents_N)
-        return verdicts._replace(total=verdicts.right.astype(np.float32), unjudged=np.zeros_like(verdicts.unjudged))
+        return verdicts._replace(
+            total=verdicts.right.astype(np.float32),
+            unjudged=np.zeros_like(verdicts.unjudged),
+        )
 
     return earned
 
 
 def state_and_step(
-    stage: Stage, params: Params, trained: tuple[str, ...], loss_fn: LossFn, make: Callable | None = None
+    stage: Stage,
+    params: Params,
+    trained: tuple[str, ...],
+    loss_fn: LossFn,
+    make: Callable | None = None,
 ) -> tuple[TrainState, StepFn]:
     """Return the state before a stage's first step, and its step, by the optimizer of its section.
 
@@ -105,41 +140,70 @@ def state_and_step(
         trained: the parameters that it changes, by their top-level names.
         make: the step of the loss, called as `make_train_step` is, which is the default.
     """
-    experiment, section = stage.experiment, stage.section
-    optimizer_config = experiment.optimizer_config(section, stage.settings.steps)
+    experiment = stage.experiment
+    optimizer_config = experiment.optimizer_config(stage.section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    arguments = (optimizer, trained, experiment.layout, section, stage.settings.micro_batches)
-    return state, (make or make_train_step)(loss_fn, *arguments, schedule=make_schedule(optimizer_config))
+    make = make or make_train_step
+    step_fn = make(
+        loss_fn,
+        optimizer,
+        trained,
+        experiment.layout,
+        stage.section,
+        stage.settings.micro_batches,
+        schedule=make_schedule(optimizer_config),
+    )
+    return state, step_fn
 
 
 def open_stage(
     stage: Stage, state: TrainState, total: int, folder: StageFolder | None = None
-) -> tuple[StageLoop, TrainState, dict]:
-    """Open the stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
-    config, log = stage.experiment.config, stage.experiment.log
+) -> tuple[StageLoop, TrainState, dict[str, Any]]:
+    """Open a stage's loop, and go on from its newest checkpoint if there is one.
+
+    Args:
+        state: before the first step.
+        total: steps of the whole stage.
+        folder: of the checkpoints, if not the stage's own.
+    Returns:
+        the loop; the state to go on from; and what was saved beside that state.
+    """
+    experiment = stage.experiment
     checkpoints = StageCheckpoints((folder or stage.folder).path)
-    extra: dict[str, Any] = {}
+
+    # All processes go on from the same checkpoint, or begin together.
+    saved: dict[str, Any] = {}
     latest = checkpoints.latest_step
     if hosts.agreed(-1 if latest is None else latest, checkpoints.directory) >= 0:
-        state, extra = checkpoints.restore(state)
-    log.rewind(stage.name, int(state.step))
+        state, saved = checkpoints.restore(state)
+    experiment.log.rewind(stage.name, int(state.step))
+
     # Thoughts that are written down are among the answer's tokens.
-    writes = stage.experiment.policy.latent_policy.says is not None
-    tokens = ("answer_tokens",) if writes else ("latent_steps", "answer_tokens")
-    sums = extra.pop(SUMS, None)
+    writes_thoughts = experiment.policy.latent_policy.says is not None
+    tokens = (
+        ("answer_tokens",) if writes_thoughts else ("latent_steps", "answer_tokens")
+    )
     loop = StageLoop(
-        stage.name, total, int(state.step), log, checkpoints, log_every=config.log_every,
-        checkpoint_every=config.checkpoint_every, max_skipped=config.max_skipped_steps, sums=sums, tokens=tokens,
-    )  # fmt: skip
-    return loop, state, extra
+        stage.name,
+        total,
+        int(state.step),
+        experiment.log,
+        checkpoints,
+        log_every=experiment.config.log_every,
+        checkpoint_every=experiment.config.checkpoint_every,
+        max_skipped=experiment.config.max_skipped_steps,
+        sums=saved.pop(SUMS, None),
+        tokens=tokens,
+    )
+    return loop, state, saved
 
 
 def close_stage(
     stage: Stage,
     loop: StageLoop,
     state: TrainState,
-    extra: dict[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
     leave: Callable[[Stage, TrainState], None] | None = None,
 ) -> None:
     """Save the last state, and note that the stage is finished.
@@ -149,16 +213,28 @@ def close_stage(
         leave: makes of that checkpoint what others are to find.
     """
     loop.finish(state, extra)
-    rows, _ = read_metrics(stage.experiment.workdir.metrics)
-    own_rows = [row for row in rows if row["stage"] == stage.name and "solved" in row]
-    if own_rows and not any(row["solved"] or row.get("mixed") for row in own_rows) and hosts.is_first():
-        why, then = "no rollout was right", "start from what is right now and then"
-        if any(row.get("reward") for row in own_rows):
-            why, then = "all rollouts of a problem earned the same", "give a reward that tells them apart"
-        logging.warning("%s: %s in any step, so rewards taught nothing; %s", stage.name, why, then)
+    _warn_of_equal_rewards(stage)
     if leave:
         leave(stage, state)
     note_finished(stage, int(state.step))
+
+
+def _warn_of_equal_rewards(stage: Stage) -> None:
+    """Warn where no step of the stage had rewards that differ."""
+    rows, _ = read_metrics(stage.experiment.workdir.metrics)
+    own_rows = [row for row in rows if row["stage"] == stage.name and "solved" in row]
+    if not own_rows or not hosts.is_first():
+        return
+    if any(row["solved"] or row.get("mixed") for row in own_rows):
+        return
+    why = "no rollout was right"
+    remedy = "start from what is right now and then"
+    if any(row.get("reward") for row in own_rows):
+        why = "all rollouts of a problem earned the same"
+        remedy = "give a reward that tells them apart"
+    logging.warning(
+        "%s: %s in any step, so rewards taught nothing; %s", stage.name, why, remedy
+    )
 
 
 def note_finished(stage: Stage, step: int) -> None:
@@ -167,62 +243,75 @@ def note_finished(stage: Stage, step: int) -> None:
     hosts.barrier(f"{stage.name} is finished")
 
 
-def train_stage(
-    stage: Stage,
-    state: TrainState,
-    step_fn: StepFn,
-    batch: Callable[[int], Any],
-    accuracy: Callable[[Params], float] | None = None,
-    leave: Callable[[Stage, TrainState], None] | None = None,
-    patience: int | None = None,
-) -> None:
-    """Train a stage, and leave it with the parameters of its best validation, if any, the earlier ones on a tie.
+class Validation:
+    """The validations of a stage, which leaves the parameters of the best one, the earlier ones on a tie.
 
     Args:
-        state: before its first step.
-        batch: step -> batch.
+        stage: of which `validated_every` says how often; 0 is never.
+        loop: of the stage.
+        saved: `facts` of the checkpoint that is gone on from; {} at a beginning.
         accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
-        leave: see `close_stage`.
-        patience: validations without a better one before it stops; None goes on to the last step.
+
+    Attributes:
+        facts: what a checkpoint keeps: the best `accuracy`, its `step`, and the last step that was `evaluated`; {} of
+            a stage without validations.
     """
-    interval, steps, log = stage.validated_every, stage.settings.steps, stage.experiment.log
-    loop, state, best = open_stage(stage, state, steps)
-    with loop:
-        if not interval:
-            close_stage(stage, loop, loop.advance(state, step_fn, batch, steps), leave=leave)
-            return
-        best = best or {"accuracy": -1.0, "step": 0, "evaluated": 0}
-        loop.checkpoints.keep(best["step"])
-        log.rewind(stage.name, best["evaluated"], "valid_accuracy")
-        longest = steps if patience is None else patience * interval
 
-        def progress() -> dict:
-            return best
+    def __init__(
+        self,
+        stage: Stage,
+        loop: StageLoop,
+        saved: Mapping[str, Any],
+        accuracy: Callable[[Params], float] | None = None,
+    ):
+        self.stage = stage
+        self.loop = loop
+        self.accuracy = accuracy or functools.partial(
+            reasoner_accuracy, stage.experiment
+        )
+        self.facts: dict[str, Any] = {}
+        if stage.validated_every:
+            self.facts = {"accuracy": -1.0, "step": 0, "evaluated": 0} | dict(saved)
+            loop.checkpoints.keep(self.facts["step"])
+            stage.experiment.log.rewind(
+                stage.name, self.facts["evaluated"], "valid_accuracy"
+            )
 
-        while True:
+    def is_due(self, step: int) -> bool:
+        """Tell whether the parameters after this step are still to be validated; those of the last step always are."""
+        if not self.facts or step <= self.facts["evaluated"]:
+            return False
+        return (
+            step % self.stage.validated_every == 0 or step == self.stage.settings.steps
+        )
+
+    def run(self, state: TrainState) -> None:
+        """Log the accuracy, and save the state if no earlier one was as accurate."""
+        with self.loop.paused():
             step = int(state.step)
-            if best["evaluated"] < step and (step % interval == 0 or step == steps):
-                new_accuracy = (accuracy or functools.partial(reasoner_accuracy, stage.experiment))(state.params)
-                log.write(stage.name, step, {"valid_accuracy": new_accuracy})
-                best = best | {"evaluated": step}
-                if new_accuracy > best["accuracy"]:
-                    best |= {"accuracy": new_accuracy, "step": step}
-                    loop.checkpoints.keep(step)
-                    loop.save(state, best, replace=True)
-            if step >= steps or step - best["step"] >= longest:
-                if step < steps and hosts.is_first():
-                    line = "%s: ends after step %d of %d: no validation was better than at step %d (config.%s.patience)"
-                    logging.warning(line, stage.name, step, steps, best["step"], stage.section)
-                loop.end_at(step)
-                break
-            state = loop.advance(state, step_fn, batch, min(steps, (step // interval + 1) * interval), progress)
-        if best["step"] < step:
-            loop.checkpoints.wait()
-            params = load_params(stage.folder.path / str(best["step"]), state.params)
-            state = dataclasses.replace(state, params=params)
-            # The last step's may be there already, with the last parameters.
-            loop.checkpoints.save(state, best, replace=True)
-        close_stage(stage, loop, state, best, leave)
+            accuracy = self.accuracy(state.params)
+            self.stage.experiment.log.write(
+                self.stage.name, step, {"valid_accuracy": accuracy}
+            )
+            self.facts["evaluated"] = step
+            if accuracy > self.facts["accuracy"]:
+                self.facts["accuracy"] = accuracy
+                self.facts["step"] = step
+                self.loop.checkpoints.keep(step)
+                self.loop.save(state, self.facts, replace=True)
+
+    def choose_best(self, state: TrainState) -> TrainState:
+        """Return the last state with the parameters of the best validation, and save it in the last one's place."""
+        if not self.facts or self.facts["step"] == int(state.step):
+            return state
+        self.loop.checkpoints.wait()
+        params = load_params(
+            self.stage.folder.path / str(self.facts["step"]), state.params
+        )
+        state = dataclasses.replace(state, params=params)
+        # The last step's checkpoint may be there already, with the last parameters.
+        self.loop.checkpoints.save(state, self.facts, replace=True)
+        return state
 
 
 def reasoner_accuracy(setup: Setup, params: Params) -> float:
@@ -233,21 +322,32 @@ def reasoner_accuracy(setup: Setup, params: Params) -> float:
 
 
 def validation_accuracy(
-    setup: Setup, params: Params, stopping: Stopping, rule: float | int, cache: RolloutCache | None = None
+    setup: Setup,
+    params: Params,
+    stopping: Stopping,
+    rule: float | int,
+    cache: RolloutCache | None = None,
 ) -> float:
     """Return Acc on the validation split, where all choices are made.
 
     Args:
         cache: see `Evaluator.run`.
     """
-    valid, limit = setup.valid, setup.config.evaluate.limit
-    rollouts = setup.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
-    if "validation" not in setup.noted and note_cuts(setup, "validation", [rollouts]):  # not once a step and threshold
+    valid = setup.valid
+    limit = setup.config.evaluate.limit
+    rollouts = setup.evaluator.run(
+        params, valid, stopping, rule, limit=limit, label="validation", cache=cache
+    )
+
+    # Cuts are said once, not at every step and threshold.
+    if "validation" not in setup.noted and note_cuts(setup, "validation", [rollouts]):
         setup.noted.add("validation")
     return accuracy(setup.reward, valid, rollouts)
 
 
 def note_cuts(setup: Setup, label: str, evaluations: Sequence[Completions]) -> bool:
     """Warn of cuts in an evaluation's completions, see `warn_of_cuts`."""
-    cuts = [setup.reward.read(tokens).cut for completions in evaluations for tokens in completions["tokens"]]
+    cuts = []
+    for completions in evaluations:
+        cuts += [setup.reward.read(tokens).cut for tokens in completions["tokens"]]
     return warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])

@@ -10,7 +10,13 @@ from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.latent_policies import Action
-from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts, repeat_rows, repeat_to
+from slpo_jax.policy.policy import (
+    Policy,
+    PromptedBatch,
+    Prompts,
+    repeat_rows,
+    repeat_to,
+)
 from slpo_jax.policy.rollout import Trajectories, replay, think
 from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.rewards.reward import RewardFn
@@ -19,12 +25,17 @@ from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
 
 
-def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
+def _seen_before(
+    prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array
+) -> KVCache:
     """Join prompt and latent slots to one prefix, of which the candidate of length t sees the latents before t."""
     rows, steps = latent_cache.valid.shape
     axes = jax.tree.broadcast(prompt_cache.rows_axes, prompt_cache)
-    prompt_cache = jax.tree.map(lambda x, axis: jnp.repeat(x, rows // x.shape[axis], axis), prompt_cache, axes)
-    candidates, slots = lengths_C.shape[0], prompt_cache.slots
+    prompt_cache = jax.tree.map(
+        lambda x, axis: jnp.repeat(x, rows // x.shape[axis], axis), prompt_cache, axes
+    )
+    candidates = lengths_C.shape[0]
+    slots = prompt_cache.slots
     seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
     valid = jnp.concatenate(
         [
@@ -33,10 +44,14 @@ def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Ar
         ],
         axis=2,
     )
-    return dataclasses.replace(join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1))
+    return dataclasses.replace(
+        join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1)
+    )
 
 
-def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_latents: int) -> tuple[Action, jax.Array]:
+def decode_candidates(
+    policy: Policy, params, prompts: Prompts, keys_N, min_latents: int
+) -> tuple[Action, jax.Array]:
     """Answer at every candidate length of full-length trajectories (paper section 4.1, the cold start).
 
     All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
@@ -49,28 +64,40 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
     Returns:
         actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
     """
-    full, config = policy.having(stopping="length", answer_slots=0), policy.config
+    # Trajectories of full length, without answers.
+    full = policy.having(stopping="length", answer_slots=0)
+    config = policy.config
     full = dataclasses.replace(full, latent_policy=policy.latent_policy.not_halting())
-    params, steps = policy.reasoner.cast(params), config.max_latents
+    params = policy.reasoner.cast(params)
+    steps = config.max_latents
     thought, prompt_cache = think(full, params, prompts, keys_N, jnp.int32(steps))
+
+    # Each candidate sees the slots before its length, and feeds its last thought again.
     rows = keys_N.shape[0]
     lengths_C = jnp.arange(min_latents, steps + 1)
     candidates = lengths_C.shape[0]
     shared = _seen_before(prompt_cache, thought.cache, lengths_C)
-    inputs_NCD = policy.latent_policy.feed(params, thought.actions)[:, min_latents - 1 :]
+    fed_NTD = policy.latent_policy.feed(params, thought.actions)
+    inputs_NCD = fed_NTD[:, min_latents - 1 :]
     before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C[None]).reshape(-1)
     last_NC = policy.latent_policy.known_last(jnp.ones((rows, candidates), bool))
-    dropout = noise.latent_dropout(keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where)
+    dropout = noise.latent_dropout(
+        keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where
+    )
     _, cache = policy.reasoner.forward(
         params,
         inputs_NCD.reshape(rows * candidates, 1, -1),
         before[:, None] - 1,
         jnp.ones((rows * candidates, 1), bool),
         prefix=shared,
-        cache=policy.reasoner.empty_cache(rows * candidates, 1 + cache_sizes(config.suffix_slots)[0]),
+        cache=policy.reasoner.empty_cache(
+            rows * candidates, 1 + cache_sizes(config.suffix_slots)[0]
+        ),
         start=0,
         dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
     )
+
+    # Then it answers.
     keys = jnp.repeat(keys_N, candidates)
     tokens = decode_answers(policy, params, shared, cache, 1, before, keys)
     return thought.actions, tokens.reshape(rows, candidates, config.answer_slots)
@@ -108,13 +135,26 @@ class ColdStartConfig(Checked):
     gate_dropout: float = setting(0.1, least=0, below=1, in_config=False)
 
 
-def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: PromptedBatch, key: jax.Array):
+def candidates_of(
+    policy: Policy,
+    config: ColdStartConfig,
+    params,
+    batch: PromptedBatch,
+    key: jax.Array,
+):
     """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
-    params, keys_N = policy.reasoner.stacked(params), noise.rollout_keys(key, batch.draws, config.trajectories)
+    params = policy.reasoner.stacked(params)
+    keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
 
 
-def with_lengths(policy: Policy, config: ColdStartConfig, params, batch: PromptedBatch, key: jax.Array):
+def with_lengths(
+    policy: Policy,
+    config: ColdStartConfig,
+    params,
+    batch: PromptedBatch,
+    key: jax.Array,
+):
     """Return `candidates_of`, and the candidates' lengths, int [N, C]."""
     actions, tokens_NCA = candidates_of(policy, config, params, batch, key)
     lengths_C = jnp.arange(config.min_latents, policy.config.max_latents + 1)
@@ -134,10 +174,13 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
 
     def loss_fn(params, batch: PromptedBatch, key):
         params = policy.reasoner.stacked(params)
-        actions, tokens_NCA = candidates_of(policy, config, jax.lax.stop_gradient(params), batch, key)
-        references = repeat_rows(batch.references, config.trajectories * tokens_NCA.shape[1])
+        fixed = jax.lax.stop_gradient(params)
+        actions, tokens_NCA = candidates_of(policy, config, fixed, batch, key)
+        copies = config.trajectories * tokens_NCA.shape[1]
+        references = repeat_rows(batch.references, copies)
         rewards = reward(tokens_NCA.reshape(-1, tokens_NCA.shape[2]), references)
-        return improve(params, (batch, (actions, tokens_NCA), rewards.reshape(len(batch.draws), -1)), key)
+        rewards = rewards.reshape(len(batch.draws), -1)
+        return improve(params, (batch, (actions, tokens_NCA), rewards), key)
 
     return loss_fn
 
@@ -145,29 +188,46 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
 def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
     """Make the loss of (batch, candidates, rewards [B, N * C / B]): `make_loss` after the verdicts; 1 is right."""
 
-    def loss_fn(params, judged: tuple[PromptedBatch, tuple[Action, jax.Array], jax.Array], key):
+    def loss_fn(
+        params, judged: tuple[PromptedBatch, tuple[Action, jax.Array], jax.Array], key
+    ):
         batch, (actions, tokens_NCA), rewards = judged
-        steps_T, params = jnp.arange(1, policy.config.max_latents + 1), policy.reasoner.stacked(params)
+        steps_T = jnp.arange(1, policy.config.max_latents + 1)
+        params = policy.reasoner.stacked(params)
         rows, candidates, _ = tokens_NCA.shape
-        keys_N, right_NC = noise.rollout_keys(key, batch.draws, config.trajectories), rewards.reshape(rows, -1) >= 1
+        keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
+        right_NC = rewards.reshape(rows, -1) >= 1
         in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
-        valid_N, answer_term = in_set_NT.any(axis=1), None
+        valid_N = in_set_NT.any(axis=1)
+
+        # To reach the reasoner the gradient goes through the thoughts, which are replayed. Right answers stay likely.
+        answer_term = None
         if config.train_backbone:
             lengths_N = jnp.full(rows, policy.config.max_latents)
             full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
             if config.answer_weight:
                 stopped = _stopped(full, tokens_NCA, right_NC, config.min_latents)
                 replayed = replay(policy, params, batch.prompts, stopped)
-                answer_term = (answer_after_replay(policy, params, replayed, stopped, stopped.tokens) * valid_N).sum()
+                answers_N = answer_after_replay(
+                    policy, params, replayed, stopped, stopped.tokens
+                )
+                answer_term = (answers_N * valid_N).sum()
             actions = replay(policy, params, batch.prompts, full).actions
+
+        # The gate is to stop first at one of the lengths that are right.
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
         surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
-        count, valid = jnp.float32(rows), valid_N.sum().astype(jnp.float32)
-        loss, metrics = loss_N.sum(), {}
+
+        # Sums, and what they are over.
+        count = jnp.float32(rows)
+        valid = valid_N.sum().astype(jnp.float32)
+        loss = loss_N.sum()
+        metrics = {}
         if answer_term is not None:
-            loss, metrics = loss - config.answer_weight * answer_term, {"answer_log_likelihood": (answer_term, valid)}
+            loss = loss - config.answer_weight * answer_term
+            metrics = {"answer_log_likelihood": (answer_term, valid)}
         return loss, metrics | {
             "loss": (loss, valid),
             "valid_share": (valid, count),
@@ -178,9 +238,12 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
     return loss_fn
 
 
-def _stopped(full: Trajectories, tokens_NCA: jax.Array, right_NC: jax.Array, min_latents: int) -> Trajectories:
+def _stopped(
+    full: Trajectories, tokens_NCA: jax.Array, right_NC: jax.Array, min_latents: int
+) -> Trajectories:
     """Stop each trajectory at one of the lengths at which it is right; at T_min where it is right at none."""
-    uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))  # candidates stop nowhere, so that nothing else has them
+    # Candidates stop nowhere, so that nothing else has these numbers.
+    uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))
     rank_N = jnp.floor(uniforms_N * right_NC.sum(axis=1)) + 1
     place_N = (jnp.cumsum(right_NC, axis=1) >= rank_N[:, None]).argmax(axis=1)
     tokens_NA = jnp.take_along_axis(tokens_NCA, place_N[:, None, None], axis=1)[:, 0]

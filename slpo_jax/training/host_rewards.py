@@ -39,8 +39,14 @@ class HostVerdicts:
     """
 
     def __init__(self, host_reward: HostRewardFn, mesh: Mesh, rule: Unjudged = LOWEST):
-        self._ask, self._rows = host_reward, NamedSharding(mesh, ROWS)
-        self._names, self._step, self._seconds = tuple[str, ...](), list[jax.Array](), 0.0
+        self._ask = host_reward
+        self._rows = NamedSharding(mesh, ROWS)
+
+        # Of one step, which may roll out several batches.
+        self._names: tuple[str, ...] = ()
+        self._values: list[jax.Array] = []  # [B, G, _FACTS + rewards] of each batch
+        self._seconds = 0.0
+
         everywhere = NamedSharding(mesh, EVERYWHERE)
 
         def settled(values_BGV):
@@ -63,7 +69,9 @@ class HostVerdicts:
         self._settled = jax.jit(settled, out_shardings=self._rows)
         self._sums = jax.jit(sums, out_shardings=everywhere)
 
-    def rewards(self, tokens: jax.Array, index_B: jax.Array, latents: jax.Array) -> jax.Array:
+    def rewards(
+        self, tokens: jax.Array, index_B: jax.Array, latents: jax.Array
+    ) -> jax.Array:
         """Ask for the rewards of completions, float32 [B, N / B], where the rows are.
 
         Args:
@@ -71,51 +79,76 @@ class HostVerdicts:
             latents: int [..], how many each one's thought took.
         """
         # A process asks once for all of its devices.
-        indices, counts = _on_host(index_B), _on_host(latents)
+        indices = _on_host(index_B)
         tokens_NA = [part.reshape(-1, tokens.shape[-1]) for part in _on_host(tokens)]
-        copies = [len(rows) // len(index) for rows, index in zip(tokens_NA, indices, strict=True)]
-        index_N = [np.repeat(index, count) for index, count in zip(indices, copies, strict=True)]
-        asked = (
-            np.concatenate(tokens_NA),
-            np.concatenate(index_N),
-            np.concatenate([part.reshape(-1) for part in counts]),
-        )
+        latents_N = [part.reshape(-1) for part in _on_host(latents)]
+        index_N = []
+        for rows, index in zip(tokens_NA, indices, strict=True):
+            index_N.append(np.repeat(index, len(rows) // len(index)))
+        asked = [np.concatenate(parts) for parts in (tokens_NA, index_N, latents_N)]
+
+        # A verifier may compute with jax, which a step is otherwise not to do with what the host has.
         start = _now()
-        with jax.transfer_guard("allow"):  # of a step's own; a verifier may compute with jax
+        with jax.transfer_guard("allow"):
             verdict = self._ask(*asked)
         self._seconds += _now() - start
         self._names = tuple(verdict.by_name)
-        facts = (verdict.total, verdict.unjudged, verdict.cut, verdict.failed, verdict.right)
-        values_NV = np.stack([*facts, *verdict.by_name.values()], axis=1).astype(np.float32)
-        # Each device gets its rows back.
-        parts = np.split(values_NV, np.cumsum([len(rows) for rows in tokens_NA])[:-1])
-        placed = [
-            jax.device_put(part.reshape(len(index), -1, part.shape[1]), shard.device)
-            for part, index, shard in zip(parts, indices, index_B.addressable_shards, strict=True)
+
+        # The columns of `values_BGV`: facts first, then the value of each reward.
+        columns = [
+            verdict.total,
+            verdict.unjudged,
+            verdict.cut,
+            verdict.failed,
+            verdict.right,
+            *verdict.by_name.values(),
         ]
+        values_NV = np.stack(columns, axis=1).astype(np.float32)
+
+        # Each device gets its rows back.
+        ends = np.cumsum([len(rows) for rows in tokens_NA])
+        parts = np.split(values_NV, ends[:-1])
+        shards = index_B.addressable_shards
+        placed = []
+        for part, index, shard in zip(parts, indices, shards, strict=True):
+            groups = part.reshape(len(index), -1, part.shape[1])
+            placed.append(jax.device_put(groups, shard.device))
         shape = (len(index_B), *placed[0].shape[1:])
-        self._step.append(jax.make_array_from_single_device_arrays(shape, self._rows, placed))
-        return self._settled(self._step[-1])
+        values_BGV = jax.make_array_from_single_device_arrays(shape, self._rows, placed)
+        self._values.append(values_BGV)
+        return self._settled(values_BGV)
 
     def with_metrics(self, step: Callable) -> Callable:
         """Return the step with the verdicts' metrics, of all batches that it has rolled out."""
 
         def judged(state: TrainState, batch):
-            self._step, self._seconds = [], 0.0
+            self._values = []
+            self._seconds = 0.0
             state, metrics = step(state, batch)
-            sums = [jax.device_get(self._sums(values_BGV)) for values_BGV in self._step]
+
+            # (sum, count) over all batches of the step.
+            sums = [jax.device_get(self._sums(values)) for values in self._values]
             total = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *sums)
-            prompts = sum(values_BGV.shape[0] for values_BGV in self._step)
-            rollouts = prompts * self._step[0].shape[1]
-            totals = {name: (total[name], rollouts) for name in ("unjudged", "reward_failed")}
+            prompts = sum(values.shape[0] for values in self._values)
+            rollouts = prompts * self._values[0].shape[1]
+            totals = {
+                "unjudged": (total["unjudged"], rollouts),
+                "reward_failed": (total["reward_failed"], rollouts),
+            }
             if "solved" in metrics:
-                totals["solved"] = total["solved"], prompts
+                totals["solved"] = (total["solved"], prompts)
             if len(self._names) > 1:
-                of_each = zip(self._names, total["values"], total["given"], strict=True)
-                totals |= {f"reward/{name}": (value, given) for name, value, given in of_each}
-            means = {name: float(value) / max(float(count), 1.0) for name, (value, count) in totals.items()}
-            counts = metrics["counts"] | {name: float(count) for name, (_, count) in totals.items()}
-            return state, metrics | means | {"verifier_seconds": self._seconds, "counts": counts}
+                for place, name in enumerate(self._names):
+                    value = total["values"][place]
+                    given = total["given"][place]
+                    totals[f"reward/{name}"] = (value, given)
+
+            # They stand beside the step's own metrics, or in their place.
+            for name, (value, count) in totals.items():
+                metrics[name] = float(value) / max(float(count), 1.0)
+                metrics["counts"][name] = float(count)
+            metrics["verifier_seconds"] = self._seconds
+            return state, metrics
 
         return judged
 
@@ -130,7 +163,9 @@ def _on_host(rows: jax.Array) -> list[np.ndarray]:
     return [jax.device_get(shard.data) for shard in rows.addressable_shards]
 
 
-def make_sampling(sample: Callable[..., tuple], layout: Layout, stream: str, micro_batches: int):
+def make_sampling(
+    sample: Callable[..., tuple], layout: Layout, stream: str, micro_batches: int
+):
     """Make a step's half before the verdicts, jitted: (state, batch, others) -> (batch, what is sampled of its rows).
 
     Args:
@@ -144,11 +179,17 @@ def make_sampling(sample: Callable[..., tuple], layout: Layout, stream: str, mic
 
         def local(params, extra, batch, key):
             params, extra = gathered((params, extra), specs)
-            return by_slices(lambda part: sample(params, extra, part, key), batch, micro_batches)
+            return by_slices(
+                lambda part: sample(params, extra, part, key), batch, micro_batches
+            )
 
         key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(
-            local, mesh=layout.mesh, in_specs=(*specs, ROWS, EVERYWHERE), out_specs=ROWS, check_vma=False
+            local,
+            mesh=layout.mesh,
+            in_specs=(*specs, ROWS, EVERYWHERE),
+            out_specs=ROWS,
+            check_vma=False,
         )
         return batch, *everywhere(state.params, extra, batch, key)
 
@@ -167,21 +208,29 @@ def make_host_step(
     host_reward: HostRewardFn,
     schedule: optax.Schedule | None = None,
 ):
-    """Make a train step of a loss of (batch, what is sampled, rewards float32 [B, N / B]).
+    """Make a train step that asks the host between its two programs.
+
+    The loss is of (batch, what is sampled, rewards float32 [B, N / B]).
 
     Args:
         sample: (parameters, batch, the step's key) -> (anything, completions int [.., A], a prompt's in a row, and the
             latents of each one's thought, int [..]).
         host_reward: each process asks for its own rows.
     """
-    draw = make_sampling(lambda params, _, batch, key: sample(params, batch, key), layout, stream, micro_batches)
-    improve = make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule)
-
+    draw = make_sampling(
+        lambda params, _, batch, key: sample(params, batch, key),
+        layout,
+        stream,
+        micro_batches,
+    )
+    improve = make_train_step(
+        loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule
+    )
     verdicts = HostVerdicts(host_reward, layout.mesh)
 
     def step(state: TrainState, batch):
-        batch, *sampled = draw(state, batch, {})
-        *kept, latents = sampled
-        return improve(state, (batch, tuple(kept), verdicts.rewards(kept[1], batch.draws, latents)))
+        batch, kept, tokens, latents = draw(state, batch, {})
+        rewards_BG = verdicts.rewards(tokens, batch.draws, latents)
+        return improve(state, (batch, (kept, tokens), rewards_BG))
 
     return verdicts.with_metrics(step)

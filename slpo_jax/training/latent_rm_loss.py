@@ -20,7 +20,8 @@ from slpo_jax.settings import Checked, setting
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
 
-_THOUGHTS, _COMPLETIONS = 0, 1  # of the stage's stream of noise, whose training has none
+_THOUGHTS = 0
+_COMPLETIONS = 1  # of the stage's stream of noise, whose training has none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +45,17 @@ class LatentRmConfig(Checked):
     problems: int = setting(0, least=0, note="0 is all")
     thoughts: int = setting(8, least=2)
     completions: int = setting(64, least=1)
-    dropout: float | None = setting(None, above=0, below=1, note="None is config.dropout.rate")
+    dropout: float | None = setting(
+        None, above=0, below=1, note="None is config.dropout.rate"
+    )
     threshold: float = setting(0.5, least=0, most=1)
     batch_size: int = setting(256, least=1)
     micro_batches: int = setting(1, least=1)
     steps: int = setting(1000, least=1)
     evaluate_every: int = setting(100, least=0, note="0 is never")
-    optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4, warmup_steps=100, schedule="cosine")
+    optimizer: OptimizerConfig = OptimizerConfig(
+        "adamw", 1e-4, warmup_steps=100, schedule="cosine"
+    )
 
 
 @struct.dataclass
@@ -69,35 +74,55 @@ class LabelledBatch:
     shares: Any
 
 
-def draw_thoughts(policy: Policy, params, batch: PromptedBatch, rule, key, thoughts: int) -> Trajectories:
+def draw_thoughts(
+    policy: Policy, params, batch: PromptedBatch, rule, key, thoughts: int
+) -> Trajectories:
     """Draw n rollouts of each prompt.
 
     Args:
         rule: see `sample`, for all the same.
         key: of the stage's noise.
     """
-    keys_N = noise.rollout_keys(jax.random.fold_in(key, _THOUGHTS), batch.draws, thoughts)
+    keys_N = noise.rollout_keys(
+        jax.random.fold_in(key, _THOUGHTS), batch.draws, thoughts
+    )
     return sample(policy, params, batch.prompts, keys_N, jnp.full(keys_N.shape, rule))
 
 
-def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, rule, key, count: int):
+def complete(
+    policy: Policy,
+    params,
+    batch: PromptedBatch,
+    actions,
+    lengths_N,
+    rule,
+    key,
+    count: int,
+):
     """Complete each beginning of each thought `count` times: texts, int [N, T, count, A], and latents, [N, T, count].
 
     Args:
         policy: of the completions, whose noise may be elsewhere.
         actions, lengths_N: of N thoughts, N/B of each prompt in a row.
     """
-    rows, problems = lengths_N.shape[0], batch.draws.shape[0]
+    # Each completion's thought, its problem, its number among the problem's, and which of the thought's it is.
+    rows = lengths_N.shape[0]
+    thoughts = rows // batch.draws.shape[0]
     rows_N = jnp.repeat(jnp.arange(rows), count)
-    index_N, number_N = batch.draws[rows_N // (rows // problems)], rows_N % (rows // problems)
-    completion_N, actions = jnp.tile(jnp.arange(count), rows), jax.tree.map(lambda x: x[rows_N], actions)
+    index_N = batch.draws[rows_N // thoughts]
+    number_N = rows_N % thoughts
+    completion_N = jnp.tile(jnp.arange(count), rows)
+    actions = jax.tree.map(lambda x: x[rows_N], actions)
 
     def from_step(step):
         step_key = jax.random.fold_in(jax.random.fold_in(key, _COMPLETIONS), step)
         keys_N = noise.row_keys(step_key, index_N, number_N, completion_N)
-        begun = Trajectories(actions, jnp.minimum(lengths_N[rows_N], step), tokens=rows_N[:, None], keys=keys_N)
-        completed = sample(policy, params, batch.prompts, keys_N, jnp.full(len(rows_N), rule), given=begun)
-        return completed.completions.reshape(rows, count, -1), completed.lengths.reshape(rows, count)
+        given_N = jnp.minimum(lengths_N[rows_N], step)
+        begun = Trajectories(actions, given_N, tokens=rows_N[:, None], keys=keys_N)
+        rules_N = jnp.full(len(rows_N), rule)
+        completed = sample(policy, params, batch.prompts, keys_N, rules_N, given=begun)
+        texts = completed.completions.reshape(rows, count, -1)
+        return texts, completed.lengths.reshape(rows, count)
 
     by_step = jax.lax.map(from_step, 1 + jnp.arange(policy.config.max_latents))
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_step)
@@ -117,15 +142,20 @@ def make_loss(policy: Policy) -> LossFn:
 
     def loss_fn(params, batch: LabelledBatch, key):
         problems, thoughts, steps, width = batch.latents.shape
-        latents_NTD, lengths_N = batch.latents.reshape(-1, steps, width), batch.lengths.reshape(-1)
+        latents_NTD = batch.latents.reshape(-1, steps, width)
+        lengths_N = batch.lengths.reshape(-1)
         scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
         scores_BNT = scores_NT.reshape(problems, thoughts, steps)
         loss = jax.vmap(rank_loss)(scores_BNT, batch.shares).sum()
-        whole_BN, best_B1 = batch.shares[:, :, -1], scores_BNT.sum(axis=2).argmax(axis=1)[:, None]
+
+        # How often the thought that it likes best is right, beside how often any is.
+        whole_BN = batch.shares[:, :, -1]
+        best_B1 = scores_BNT.sum(axis=2).argmax(axis=1)[:, None]
+        chosen = jnp.take_along_axis(whole_BN, best_B1, axis=1).sum()
         count = jnp.float32(problems)
         return loss, {
             "loss": (loss, count),
-            "chosen_share": (jnp.take_along_axis(whole_BN, best_B1, axis=1).sum(), count),
+            "chosen_share": (chosen, count),
             "thought_share": (whole_BN.mean(axis=1).sum(), count),
         }
 

@@ -1,12 +1,11 @@
 """The loop that every stage shares: steps, logs one step late, checkpoints, and going on after an interruption."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -20,51 +19,37 @@ from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState
 
 SUMS = "metric_sums"  # in what is saved beside a state
-_SHOWN: tuple[str, ...] = ("loss", "accuracy", "reward", "latent_steps")  # beside the progress
+_SHOWN = ("loss", "accuracy", "reward", "latent_steps")  # beside the progress
 WINDOW = 20  # steps by whose accuracy a stage of imitation is learned
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
 
 
-@dataclasses.dataclass
-class Learning:
-    """A stage that ends when it is learned.
+class AccuracyWindow:
+    """The accuracies of the last `WINDOW` steps, by which a stage of imitation is learned.
 
-    What a step does is known while the next one runs, so a stage ends a step after its window is full of right rows.
-
-    Attributes:
-        until: the mean accuracy of the last `WINDOW` steps at which it is learned.
-        first: the first step after which it may end.
-        accuracies: of these steps, of a checkpoint that is gone on from.
-        end: the step after which it ended before its time.
+    Args:
+        accuracies: of the checkpoint that a run goes on from.
     """
 
-    until: float
-    first: int
-    accuracies: list[float]
-    end: int | None = None
+    def __init__(self, accuracies: Sequence[float] = ()):
+        self.accuracies = list(accuracies)
 
-    def add(self, metrics: dict[str, Any]) -> None:
+    def add(self, metrics: Mapping[str, Any]) -> None:
         """Add a step's metrics; those without an accuracy, as of CODI's teacher alone, say nothing."""
         if "accuracy" in metrics:
-            self.accuracies = [*self.accuracies, float(metrics["accuracy"])][-WINDOW:]
+            self.accuracies.append(float(metrics["accuracy"]))
+            self.accuracies = self.accuracies[-WINDOW:]
 
     @property
-    def accuracy(self) -> float:
-        """The mean of the window, as far as it is filled."""
+    def mean(self) -> float:
+        """The mean of the accuracies that there are."""
         return sum(self.accuracies) / max(len(self.accuracies), 1)
 
-    @property
-    def is_learned(self) -> bool:
-        """Whether the whole window says so."""
-        return len(self.accuracies) == WINDOW and self.accuracy >= self.until
-
-    def ends_after(self, step: int) -> bool:
-        """Tell whether the stage ends with this step, of which nothing is known yet."""
-        if step >= self.first and self.is_learned:
-            self.end = step
-        return self.end is not None
+    def is_learned(self, until: float) -> bool:
+        """Tell whether the window is full, and its mean at least `until`."""
+        return len(self.accuracies) == WINDOW and self.mean >= until
 
 
 def _now() -> float:
@@ -77,7 +62,10 @@ def _obey() -> None:
 
     Ctrl-C in a terminal is for all; one that a reward has forked goes on, so that this one can finish its step.
     """
-    if getattr(signal.getsignal(signal.SIGTERM), "__func__", None) is StageLoop._remember:
+    if (
+        getattr(signal.getsignal(signal.SIGTERM), "__func__", None)
+        is StageLoop._remember
+    ):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)  # which tells this one of a signal
 
@@ -86,7 +74,22 @@ os.register_at_fork(after_in_child=_obey)
 
 
 class StageLoop:
-    """A stage's steps, possibly in several stretches with different programs.
+    """The log, the checkpoints and the clock of a stage's steps, which the stage itself takes.
+
+    A stage's loop reads so:
+
+        with loop:
+            batch = make_batch(step)
+            while step < steps:
+                with jax.transfer_guard("disallow"):
+                    state, metrics = step_fn(state, batch)
+                step += 1
+                last_batch = batch
+                batch = make_batch(step)
+                loop.log(step, metrics, last_batch)
+                if loop.should_save(step):
+                    loop.save(state)
+            loop.finish(state)
 
     It takes SIGINT and SIGTERM until it is left, as a context manager, however that is.
 
@@ -114,23 +117,46 @@ class StageLoop:
         sums: dict[str, list[float]] | None = None,
         tokens: tuple[str, ...] = (),
     ):
-        self.name, self.total, self.log, self.checkpoints = name, total, log, checkpoints
-        self.log_every, self.checkpoint_every, self.max_skipped = log_every, checkpoint_every, max_skipped
-        self._progress, self._means = Progress(name, total, start), Means(sums or {})
+        self.name = name
+        self.total = total
+        self.metrics_log = log
+        self.checkpoints = checkpoints
+        self.log_every = log_every
+        self.checkpoint_every = checkpoint_every
+        self.max_skipped = max_skipped
+
+        # What is summed up since the log's last row.
+        self._progress = Progress(name, total, start)
+        self._means = Means(sums or {})
         self._tokens = tokens
-        self._seconds, self._clock_step, self._clock_tokens = 0.0, start, self._generated()
-        self._verifier_seconds: float | None = None  # None: nothing is judged on the host
-        self._learning: Learning | None = None
+        self._pending: tuple[int, dict[str, Any], Any] | None = (
+            None  # the step whose metrics nobody has read yet
+        )
+
+        # The clock, which stands still in `paused`.
+        self._clock = _now()
+        self._seconds = 0.0
+        self._clock_step = start
+        self._clock_tokens = self._generated()
+        self._verifier_seconds: float | None = (
+            None  # None: nothing is judged on the host
+        )
+
+        # Signals are remembered, and obeyed between two steps.
         self._signal: int | None = None
+        self._asked_to_stop = False
         self._warned = False
         self._held = contextlib.ExitStack()
         if threading.current_thread() is threading.main_thread():
             for number in _STOPS:
-                self._held.callback(signal.signal, number, signal.signal(number, self._remember))
+                self._held.callback(
+                    signal.signal, number, signal.signal(number, self._remember)
+                )
         self._held.callback(self._progress.close)
         self._held.callback(checkpoints.close)
 
     def __enter__(self) -> Self:
+        self._clock = _now()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -145,63 +171,95 @@ class StageLoop:
     def _remember(self, number: int, _frame: Any) -> None:
         self._signal = number
 
+    def log(self, step: int, metrics: dict[str, Any], batch: Any) -> dict[str, Any]:
+        """Take a step's metrics, which are read while the next step runs, and log those of the step before.
+
+        Args:
+            step: the number of steps taken.
+            batch: the step's, which is left on the disk where too many steps in a row are not finite.
+        Returns:
+            the metrics of the step before, on the host; {} where there is none, or it changed nothing.
+        Raises:
+            UserError: too many steps in a row without a finite loss and gradient.
+        """
+        # By the same clock as the step's own seconds, of which it is a part.
+        judging = metrics.pop("verifier_seconds", None)
+        if judging is not None:
+            self._verifier_seconds = (self._verifier_seconds or 0.0) + judging
+        before = self.flush()
+        self._pending = (step, metrics, batch)
+        return before
+
+    def flush(self) -> dict[str, Any]:
+        """Log the last step now, instead of while the next one runs; see `log`."""
+        if self._pending is None:
+            return {}
+        pending = self._pending
+        self._pending = None
+        return self._report(*pending)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Log the last step, and leave what is done in here, as a validation, out of the steps' seconds."""
+        self.flush()
+        self._seconds += _now() - self._clock
+        yield
+        self._clock = _now()
+
+    def should_save(self, step: int) -> bool:
+        """Tell whether a checkpoint is due after this step, or the program was asked to stop. All processes ask."""
+        self._asked_to_stop = hosts.any_of(self._signal is not None)
+        return step % self.checkpoint_every == 0 or self._asked_to_stop
+
+    def save(
+        self,
+        state: TrainState,
+        extra: Mapping[str, Any] | None = None,
+        replace: bool = False,
+    ) -> None:
+        """`StageCheckpoints.save` between two steps, with what is summed since the log's last row.
+
+        Raises:
+            SystemExit: after SIGINT or SIGTERM, once the state is saved.
+        """
+        self.flush()  # whoever goes on from here does not log this step again
+        self.checkpoints.save(state, {**(extra or {}), SUMS: self._means.sums}, replace)
+        if self._asked_to_stop:
+            self.finish(state)
+
     def advance(
         self,
         state: TrainState,
         step_fn: StepFn,
         make_batch: Callable[[int], Any],
         until: int,
-        extra: Callable[[], dict[str, Any]] = dict,
-        learning: Learning | None = None,
     ) -> TrainState:
-        """Take steps up to `until`, or until they are learned. The host reads a step's metrics while the next one runs.
+        """Take all steps up to `until`, for a stage that does nothing else between them.
 
         Args:
             state: donated to the first step.
             step_fn: see `make_train_step`.
             make_batch: step -> batch.
-            extra: what to save beside the state, asked for at each checkpoint.
-            learning: what ends these steps before `until`.
         Raises:
-            SystemExit: after SIGINT or SIGTERM, once the state is saved.
-            UserError: too many steps in a row without a finite loss and gradient.
+            SystemExit, UserError: see `save` and `log`.
         """
-        self._learning = learning
-        step, pending, self._clock = int(state.step), None, _now()
+        step = int(state.step)
         batch = make_batch(step) if step < until else None
         while step < until:
-            with jax.transfer_guard("disallow"):  # everything that a step reads is on the devices already
+            # Everything that a step reads is on the devices already.
+            with jax.transfer_guard("disallow"):
                 state, metrics = step_fn(state, batch)
             step += 1
-            # By the same clock as the step's own seconds, of which it is a part.
-            judging = metrics.pop("verifier_seconds", None)
-            if judging is not None:
-                self._verifier_seconds = (self._verifier_seconds or 0.0) + judging
+
+            # While the devices compute, the host makes the next batch and logs the step before.
             last_batch = batch
             if step < until:
                 batch = make_batch(step)
-            if pending is not None:
-                self._report(*pending)
-            if self._learning is not None and step < until and self._learning.ends_after(step):
-                self.end_at(self.total - (until - step))
-                until = step
-            pending = (step, metrics, last_batch)
-            asked_to_stop = hosts.any_of(self._signal is not None)
-            if step % self.checkpoint_every == 0 or asked_to_stop:
-                # First the step's row: whoever goes on from here does not log this step again.
-                self._report(*pending)
-                pending = None
-                self.save(state, extra())
-            if asked_to_stop:
-                self.finish(state, extra())
-        if pending is not None:
-            self._report(*pending)
-        self._seconds += _now() - self._clock
+            self.log(step, metrics, last_batch)
+            if self.should_save(step):
+                self.save(state)
+        self.flush()
         return state
-
-    def save(self, state: TrainState, extra: dict[str, Any], replace: bool = False) -> None:
-        """`StageCheckpoints.save` between two steps, with what is summed since the log's last row."""
-        self.checkpoints.save(state, {**extra, SUMS: self._means.sums}, replace)
 
     def _generated(self) -> float:
         """Count tokens since the last row, as far as they are known."""
@@ -209,7 +267,8 @@ class StageLoop:
 
     def _timed(self, step: int) -> dict[str, float]:
         """Return the clock's part of a row, without compilation, validation and what was before this command."""
-        now, tokens = _now(), self._generated() - self._clock_tokens
+        now = _now()
+        tokens = self._generated() - self._clock_tokens
         seconds = max(self._seconds + now - self._clock, 1e-9)
         steps = step - self._clock_step
         metrics = {"seconds": seconds / steps}
@@ -217,36 +276,52 @@ class StageLoop:
             metrics["verifier_seconds"] = min(self._verifier_seconds, seconds) / steps
             metrics["verifier_share"] = metrics["verifier_seconds"] / metrics["seconds"]
             self._verifier_seconds = 0.0
-        self._seconds, self._clock, self._clock_step, self._clock_tokens = 0.0, now, step, 0.0
-        return metrics | ({"tokens_per_second": tokens / seconds} if tokens else {})
+        self._seconds = 0.0
+        self._clock = now
+        self._clock_step = step
+        self._clock_tokens = 0.0
+        if tokens:
+            metrics["tokens_per_second"] = tokens / seconds
+        return metrics
 
-    def _report(self, step: int, metrics: dict[str, Any], batch: Any) -> None:
+    def _report(self, step: int, metrics: dict[str, Any], batch: Any) -> dict[str, Any]:
+        """Read a step's metrics, and write a row where one is due; {} of a step that changed nothing."""
         metrics = jax.device_get(metrics)
         skipped = int(metrics.get("skipped_in_a_row", 0))
         if skipped >= self.max_skipped:
             self._give_up(step, batch)
         if not skipped:  # what changed nothing is counted, and no mean is of it
             self._means.add(metrics)
-            if self._learning is not None:
-                self._learning.add(metrics)
+        learned_from = {} if skipped else metrics
+
+        # Most steps have no row of their own.
         if step % self.log_every and step < self.total:
             self._progress.update(step)
-            return
+            return learned_from
+
+        # A row has means over the steps since the last one.
         timed = self._timed(step)
         scalars = self._means.take() | timed
-        if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
+        if metrics.get("skipped_steps", 0):  # else a column of zeros in every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
-        self.log.write(self.name, step, scalars)
+        self.metrics_log.write(self.name, step, scalars)
         if not self._warned:
-            self._warned = warn_of_cuts(f"{self.name} at step {step}", scalars.get("cut", 0.0), "max_answer_tokens")
+            self._warned = warn_of_cuts(
+                f"{self.name} at step {step}",
+                scalars.get("cut", 0.0),
+                "max_answer_tokens",
+            )
         shown = {name: f"{scalars[name]:.3g}" for name in _SHOWN if name in scalars}
         self._progress.update(step, shown)
+        return learned_from
 
     def _give_up(self, step: int, batch: Any) -> None:
         """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""
-        path = self.log.workdir.failed_batch(self.name, step)
+        path = self.metrics_log.workdir.failed_batch(self.name, step)
         pairs = jax.tree_util.tree_leaves_with_path(batch)
-        leaves: dict[str, Any] = {jax.tree_util.keystr(at): hosts.whole(x) for at, x in pairs}
+        leaves: dict[str, Any] = {
+            jax.tree_util.keystr(at): hosts.whole(x) for at, x in pairs
+        }
         if hosts.is_first():
             np.savez_compressed(path, **leaves)
         raise UserError(
@@ -255,15 +330,18 @@ class StageLoop:
             f"{self.checkpoints.directory} and run again"
         )
 
-    def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
-        """Save the last state and let go of files and signals.
+    def finish(self, state: TrainState, extra: Mapping[str, Any] | None = None) -> None:
+        """Log the last step, save the last state, and let go of files and signals.
 
         Raises:
             SystemExit: there was a SIGINT or SIGTERM that nobody has obeyed yet.
         """
+        self.flush()
         self.checkpoints.save(state, extra)
         self._held.close()
         if hosts.any_of(self._signal is not None):
             if hosts.is_first():
-                print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
+                print(
+                    f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there"
+                )
             raise SystemExit(128 + (self._signal or signal.SIGTERM))

@@ -79,8 +79,13 @@ class _TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in scalars.items()
+        ]
+        self._events.write_event(
+            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        )
         self._events.flush()
 
     def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
@@ -140,7 +145,13 @@ class _Wandb:
         import wandb
 
         rows = [list(row.values()) for row in completions]
-        self._run.log({"evaluate/completions": wandb.Table(columns=list(completions[0]), data=rows)})
+        self._run.log(
+            {
+                "evaluate/completions": wandb.Table(
+                    columns=list(completions[0]), data=rows
+                )
+            }
+        )
 
     def finish(self) -> None:
         self._run.finish()
@@ -153,12 +164,21 @@ class _Mlflow:
         import mlflow
 
         self._client = mlflow.MlflowClient()
-        project, own = os.environ.get("MLFLOW_EXPERIMENT_NAME", "slpo_jax"), _own_id(workdir, "mlflow")
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", "slpo_jax")
+        own = _own_id(workdir, "mlflow")
         known = self._client.get_experiment_by_name(project)
-        experiment = known.experiment_id if known else self._client.create_experiment(project)
+        experiment = (
+            known.experiment_id if known else self._client.create_experiment(project)
+        )
         runs = self._client.search_runs([experiment], f"tags.workdir_id = '{own}'")
         name = workdir.resolve().name
-        run = runs[0] if runs else self._client.create_run(experiment, tags={"workdir_id": own}, run_name=name)
+        run = (
+            runs[0]
+            if runs
+            else self._client.create_run(
+                experiment, tags={"workdir_id": own}, run_name=name
+            )
+        )
         self._run = run.info.run_id
         self._client.update_run(self._run, status="RUNNING")
         self._client.log_dict(self._run, config, "config.json")
@@ -169,7 +189,9 @@ class _Mlflow:
         now = int(1000 * time.time())
         # It takes no "@", which Pass@k has.
         names = {name: re.sub(r"[^\w./ -]", "_", name) for name in scalars}
-        metrics = [Metric(names[name], value, now, step) for name, value in scalars.items()]
+        metrics = [
+            Metric(names[name], value, now, step) for name, value in scalars.items()
+        ]
         self._client.log_batch(self._run, metrics=metrics)
 
     def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
@@ -200,7 +222,14 @@ class _Trackio:
         import pandas as pd
         import trackio
 
-        self._run.log({"evaluate/completions": trackio.Table(dataframe=pd.DataFrame(completions))}, step=0)
+        self._run.log(
+            {
+                "evaluate/completions": trackio.Table(
+                    dataframe=pd.DataFrame(completions)
+                )
+            },
+            step=0,
+        )
 
     def finish(self) -> None:
         self._run.finish()
@@ -224,9 +253,13 @@ def check_trackers(names: Collection[str]) -> None:
     """
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it")
+            raise UserError(
+                f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it"
+            )
         if name in _EXTRAS and importlib.util.find_spec(name) is None:
-            raise UserError(f"config.trackers: {name} is not installed; pip install 'slpo_jax[{name}]'")
+            raise UserError(
+                f"config.trackers: {name} is not installed; pip install 'slpo_jax[{name}]'"
+            )
     if len(set(names)) < len(names):
         raise UserError(f"config.trackers: {tuple(names)}: give each name once")
 
@@ -242,7 +275,9 @@ class MetricsLog:
         self.workdir, self.path = workdir, workdir.metrics
         self._trackers: dict[str, Tracker] = {}
         self._started = False
-        self._known: set[str] = set()  # rows that were taken back, which the trackers have
+        self._known: set[str] = (
+            set()
+        )  # rows that were taken back, which the trackers have
 
     def start(self, names: Collection[str], config: dict[str, Any]) -> None:
         """Start the trackers of these names, of several processes in the first.
@@ -258,7 +293,9 @@ class MetricsLog:
                 self._trackers[name] = TRACKERS[name](self.workdir.root, config)
             except Exception as error:  # of a library, or the user's code, either of which can raise anything
                 reason = in_a_line(error)
-                raise UserError(f"config.trackers: {name}: {reason}; mend that, or leave the tracker out") from error
+                raise UserError(
+                    f"config.trackers: {name}: {reason}; mend that, or leave the tracker out"
+                ) from error
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
         """Drop a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
@@ -267,7 +304,12 @@ class MetricsLog:
         rows = []
         for line in self.path.read_text("utf-8", "replace").splitlines(keepends=True):
             row = _parsed(line)
-            if row is not None and row["stage"] == stage and row["step"] > step and scalar in row:
+            if (
+                row is not None
+                and row["stage"] == stage
+                and row["step"] > step
+                and scalar in row
+            ):
                 self._known.add(_timeless(row))
             elif row is not None or line.endswith("\n"):  # else an interruption tore it
                 rows.append(line.rstrip("\n") + "\n")
@@ -282,12 +324,22 @@ class MetricsLog:
             with self.path.open("a") as file:
                 file.write(to_json(row) + "\n")
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None  # what it says of a full disk has none
+            raise OSError(
+                error.errno, error.strerror, str(self.path)
+            ) from None  # what it says of a full disk has none
         key = _timeless(row)
         if key in self._known:
             self._known.discard(key)
         else:
-            self._track(stage, step, {f"{stage}/{name}": x for name, x in scalars.items() if math.isfinite(x)})
+            self._track(
+                stage,
+                step,
+                {
+                    f"{stage}/{name}": x
+                    for name, x in scalars.items()
+                    if math.isfinite(x)
+                },
+            )
 
     def report(
         self, names: Collection[str], config: dict[str, Any], figures: Mapping[str, float],
@@ -303,19 +355,35 @@ class MetricsLog:
         Raises:
             UserError: as `start`.
         """
-        path, what = self.workdir.trackers, digest([figures, completions])
-        if not (names and hosts.is_first()) or read_json(path, default={}).get("evaluated") == what:
+        path = self.workdir.trackers
+        what = digest([figures, completions])
+        if (
+            not (names and hosts.is_first())
+            or read_json(path, default={}).get("evaluated") == what
+        ):
             return
         if not self._started:
             self.start(names, config)
-        self._track(EVALUATE, 0, {f"{EVALUATE}/{name}": value for name, value in figures.items()})
+        self._track(
+            EVALUATE,
+            0,
+            {f"{EVALUATE}/{name}": value for name, value in figures.items()},
+        )
         for name, tracker in list(self._trackers.items()):
             if completions and hasattr(tracker, "log_completions"):
                 try:
                     tracker.log_completions(completions)
                 except Exception as error:
-                    logging.warning("config.trackers: %s has no completions (%s)", name, in_a_line(error))
-        write_text(path, json.dumps(read_json(path, default={}) | {"evaluated": what}, indent=1) + "\n")
+                    logging.warning(
+                        "config.trackers: %s has no completions (%s)",
+                        name,
+                        in_a_line(error),
+                    )
+        write_text(
+            path,
+            json.dumps(read_json(path, default={}) | {"evaluated": what}, indent=1)
+            + "\n",
+        )
 
     def _track(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -334,19 +402,28 @@ class MetricsLog:
             try:
                 self._trackers.pop(name).finish()
             except Exception as error:
-                logging.warning("config.trackers: %s did not end well (%s)", name, in_a_line(error))
+                logging.warning(
+                    "config.trackers: %s did not end well (%s)", name, in_a_line(error)
+                )
 
 
 def _timeless(row: dict[str, Any]) -> str:
     """Remove what depends on the clock: a run that goes on writes the same row again."""
-    return to_json({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
+    return to_json(
+        {name: value for name, value in row.items() if name not in CLOCK},
+        sort_keys=True,
+    )
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
     """Parse a row; None for what is none."""
     try:
         row = json.loads(line)
-        return row if isinstance(row["stage"], str) and isinstance(row["step"], int) else None
+        return (
+            row
+            if isinstance(row["stage"], str) and isinstance(row["step"], int)
+            else None
+        )
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -371,8 +448,12 @@ class Means:
 
     def take(self) -> dict[str, float]:
         """Return the means, 0 over nothing; then begin anew."""
-        sums, self.sums = self.sums, {}
-        return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
+        sums = self.sums
+        self.sums = {}
+        return {
+            name: total / count if count else 0.0
+            for name, (total, count) in sums.items()
+        }
 
 
 def warn_of_cuts(label: str, share: float, key: str) -> bool:

@@ -35,7 +35,9 @@ class OptimizerConfig(Checked):
     warmup_steps: int = setting(0, least=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     final_fraction: float = setting(0.0, least=0, most=1)
-    clip_norm: float | None = setting(1.0, above=0, note="None leaves gradients unclipped")
+    clip_norm: float | None = setting(
+        1.0, above=0, note="None leaves gradients unclipped"
+    )
     weight_decay: float = setting(0.0, least=0)
     decay_vectors: bool = False
     total_steps: int | None = setting(None, least=1, in_config=False)
@@ -47,7 +49,11 @@ class OptimizerConfig(Checked):
         most = self.total_steps if self.schedule == "constant" else self.total_steps - 1
         if self.warmup_steps > most:
             remedy = f"a {self.schedule} schedule of {self.total_steps} steps in all has room for {most}: lower it, or "
-            raise FieldError(self, "warmup_steps", remedy + "give that more steps (where it begins anew, its phase)")
+            raise FieldError(
+                self,
+                "warmup_steps",
+                remedy + "give that more steps (where it begins anew, its phase)",
+            )
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
@@ -59,10 +65,13 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
         a function from the number of optimizer steps already taken (an int or an int array, []) to the rate of the
         next one (float32 array, []): `step / warmup_steps * learning_rate` while step < warmup_steps.
     """
-    warmup, span, final = config.warmup_steps, 1, 1.0
+    warmup = config.warmup_steps
+    span = 1
+    final = 1.0
     if config.schedule != "constant":
         assert config.total_steps is not None
-        span, final = config.total_steps - warmup, config.final_fraction
+        span = config.total_steps - warmup
+        final = config.final_fraction
 
     def schedule(step: chex.Numeric) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -98,9 +107,13 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             weight_decay_rate=config.weight_decay or None,
             weight_decay_mask=mask,
         )
-        descent = optax.chain(scale, optax.scale_by_learning_rate(make_schedule(config), flip_sign=False))
+        descent = optax.chain(
+            scale, optax.scale_by_learning_rate(make_schedule(config), flip_sign=False)
+        )
     else:
-        descent = optax.adamw(make_schedule(config), weight_decay=config.weight_decay, mask=mask)
+        descent = optax.adamw(
+            make_schedule(config), weight_decay=config.weight_decay, mask=mask
+        )
     if config.clip_norm is None:
         return descent
     return optax.chain(_clip(config.clip_norm), descent)
@@ -121,7 +134,9 @@ def _clip(most: float) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
-def scaled(optimizer: optax.GradientTransformation, factors: chex.ArrayTree) -> optax.GradientTransformation:
+def scaled(
+    optimizer: optax.GradientTransformation, factors: chex.ArrayTree
+) -> optax.GradientTransformation:
     """Return the optimizer with learning rates of their own for some parameters.
 
     Schedules, decoupled weight decay and whatever comes before the rate are in proportion to it, so that this is what
@@ -133,7 +148,11 @@ def scaled(optimizer: optax.GradientTransformation, factors: chex.ArrayTree) -> 
     """
 
     def scale(updates: chex.ArrayTree, params: chex.ArrayTree | None) -> chex.ArrayTree:
-        return jax.tree.map(lambda factor, part: jax.tree.map(lambda x: factor * x, part), factors, updates)
+        return jax.tree.map(
+            lambda factor, part: jax.tree.map(lambda x: factor * x, part),
+            factors,
+            updates,
+        )
 
     return optax.chain(optimizer, optax.stateless(scale))
 

@@ -72,48 +72,73 @@ def best_right(scores_BN: jax.Array, rewards_BN: jax.Array) -> jax.Array:
     return jnp.argmax(jnp.where(rewards_BN >= 1, scores_BN, -jnp.inf), axis=1)
 
 
-def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, mesh: Mesh,
-                asked: HostVerdicts | None = None):  # fmt: skip
+def make_choice(
+    policy: Policy,
+    reward: RewardFn | None,
+    config: BestOfNConfig,
+    mesh: Mesh,
+    verdicts: HostVerdicts | None = None,
+):
     """Roll out, verify, and keep the best: (params, batch, key) -> `Chosen`, one program where it can be one.
 
     Args:
-        reward: None where only the host can say, which is `asked`.
+        reward: None where only the host can say, which `verdicts` asks.
         mesh: the batch's rows are spread over it.
     Returns:
         it takes all parts of the checkpoint that the stage starts from, and the same key at every step.
     """
 
-    def drawn(params, batch: PromptedBatch, key):
-        trajectories, rewards_BN = roll_out(policy, params, batch, reward, config.samples, key)
-        scores_N = SCORERS[config.scorer].score(policy, params, batch.prompts, trajectories)
+    score = SCORERS[config.scorer].score
+
+    def draw(params, batch: PromptedBatch, key):
+        trajectories, rewards_BN = roll_out(
+            policy, params, batch, reward, config.samples, key
+        )
+        scores_N = score(policy, params, batch.prompts, trajectories)
         return trajectories, scores_N.reshape(-1, config.samples), rewards_BN
 
     def by_rows(function):
         def local(params, batch, key):
             params = policy.reasoner.stacked(params)
-            return by_slices(lambda part: function(params, part, key), batch, config.micro_batches)
+            return by_slices(
+                lambda part: function(params, part, key), batch, config.micro_batches
+            )
 
         return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
 
-    if reward is not None:
-        return by_rows(lambda params, batch, key: _chosen(batch, *drawn(params, batch, key)))
+    # The device judges inside the program that draws.
+    def draw_and_choose(params, batch: PromptedBatch, key):
+        return _choose(batch, *draw(params, batch, key))
 
-    def shown(params, batch: PromptedBatch, key):
-        trajectories, scores_BN, _ = drawn(params, batch, key)
+    if reward is not None:
+        return by_rows(draw_and_choose)
+
+    # The host judges between two programs.
+    def draw_for_host(params, batch: PromptedBatch, key):
+        trajectories, scores_BN, _ = draw(params, batch, key)
         return trajectories, scores_BN, trajectories.completions, trajectories.lengths
 
-    draw, choose = by_rows(shown), over_rows(_chosen, mesh, (ROWS,) * 4)
+    first = by_rows(draw_for_host)
+    second = over_rows(_choose, mesh, (ROWS,) * 4)
 
-    def choice(params, batch: PromptedBatch, key):
-        trajectories, scores_BN, tokens_NA, latents_N = draw(params, batch, key)
-        assert asked is not None
-        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.draws, latents_N))
+    def choose(params, batch: PromptedBatch, key):
+        trajectories, scores_BN, tokens_NA, latents_N = first(params, batch, key)
+        assert verdicts is not None
+        rewards_BN = verdicts.rewards(tokens_NA, batch.draws, latents_N)
+        return second(batch, trajectories, scores_BN, rewards_BN)
 
-    return choice
+    return choose
 
 
-def _chosen(batch: PromptedBatch, trajectories: Trajectories, scores_BN: jax.Array, rewards_BN: jax.Array) -> Chosen:
-    best_B, samples = best_right(scores_BN, rewards_BN), scores_BN.shape[1]
+def _choose(
+    batch: PromptedBatch,
+    trajectories: Trajectories,
+    scores_BN: jax.Array,
+    rewards_BN: jax.Array,
+) -> Chosen:
+    """Choose of each prompt's N samples the right one with the largest score."""
+    best_B = best_right(scores_BN, rewards_BN)
+    samples = scores_BN.shape[1]
     rows_B = jnp.arange(best_B.size) * samples + best_B
     chosen = jax.tree.map(lambda x: x[rows_B], trajectories)
     return Chosen(batch.prompts, chosen, (rewards_BN >= 1).any(axis=1))
@@ -128,8 +153,11 @@ def make_loss(policy: Policy) -> LossFn:
     def loss_fn(params, chosen: Chosen, key):
         params = policy.reasoner.stacked(params)
         replayed = replay(policy, params, chosen.prompts, chosen.trajectories)
-        scores_B = answer_after_replay(policy, params, replayed, chosen.trajectories, chosen.trajectories.tokens)
-        total, count = jnp.sum(scores_B, where=chosen.right_B), chosen.right_B.sum().astype(jnp.float32)
+        scores_B = answer_after_replay(
+            policy, params, replayed, chosen.trajectories, chosen.trajectories.tokens
+        )
+        total = jnp.sum(scores_B, where=chosen.right_B)
+        count = chosen.right_B.sum().astype(jnp.float32)
         return -total, {
             "loss": (-total, count),
             "answer_log_likelihood": (total, count),

@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, end_to_end, pad_suffixes
+from slpo_jax.data.batches import (
+    EncodedProblems,
+    batch_indices,
+    draw_numbers,
+    end_to_end,
+    pad_suffixes,
+)
 from slpo_jax.data.problem import Problem
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
@@ -52,18 +58,34 @@ def make_batch(
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
     tokens, valid = problems.prompt_batch(indices, prompt_slots)
-    references = encode([problems.problems[i] for i in indices]) if encode else np.zeros((batch_size, 0), np.uint8)
-    packed_slots = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
+
+    # Prompts lie end to end where that is much less than their slots.
+    packed_slots = 0
+    if most:
+        packed_slots = end_to_end(most, batch_size // parts, valid.shape[1])
     longest = int(valid.reshape(parts, -1).sum(axis=1).max())
     if packed_slots and longest > packed_slots:
-        raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {longest} tokens")
+        raise ValueError(
+            f"most: {most} is too low for a part of step {step}, whose prompts have {longest} tokens"
+        )
+    prompts = Prompts(tokens, valid, packed_slots)
+
+    # What completions are judged by on the device, and what they would be in tokens.
+    references = np.zeros((batch_size, 0), np.uint8)
+    if encode:
+        references = encode([problems.problems[i] for i in indices])
     answers = None
     if answer_slots:
         suffixes = [problems.suffix(i, None) for i in indices]
-        answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
-    together = [batch_indices(seed, step_before, len(problems), batch_size) for step_before in before]
-    index = draw_numbers(np.concatenate([*together, indices]), len(problems))[-batch_size:]
-    return PromptedBatch(Prompts(tokens, valid, packed_slots), references, index, answers)
+        batch = pad_suffixes(suffixes, answer_slots, problems.template.pad_id)
+        answers = np.asarray(batch.targets)
+
+    # A problem's randomness is numbered by how often it has come in the batches that are used together.
+    together = []
+    for step_before in before:
+        together.append(batch_indices(seed, step_before, len(problems), batch_size))
+    numbers = draw_numbers(np.concatenate([*together, indices]), len(problems))
+    return PromptedBatch(prompts, references, numbers[-batch_size:], answers)
 
 
 @dataclass(frozen=True)
@@ -130,8 +152,14 @@ class RlConfig(Checked):
         if len(set(self.objectives)) < len(self.objectives):
             raise FieldError(self, "objectives", "give each name once")
         columns = [list(column) for column in zip(*self.capacities, strict=True)]
-        if self.capacities[-1:] != ((1, 1),) or any(column != sorted(column) for column in columns):
-            raise FieldError(self, "capacities", "give pairs that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))")
+        if self.capacities[-1:] != ((1, 1),) or any(
+            column != sorted(column) for column in columns
+        ):
+            raise FieldError(
+                self,
+                "capacities",
+                "give pairs that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))",
+            )
 
 
 def roll_out(
@@ -157,18 +185,24 @@ def roll_out(
         `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G], NaN of what is masked.
     """
     keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.draws, group)
-    rule = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}[policy.config.stopping]
+    rules = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}
+    rule = rules[policy.config.stopping]
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)
     if reward is None:
         return trajectories, None
-    rewards_N = reward(trajectories.completions, repeat_rows(batch.references, group)).astype(jnp.float32)
+    references = repeat_rows(batch.references, group)
+    rewards_N = reward(trajectories.completions, references).astype(jnp.float32)
     if unjudged.is_of_all_truncated:
         rewards_N = unjudged.settled(rewards_N, are_truncated(policy, trajectories))
     return trajectories, rewards_N.reshape(-1, group)
 
 
 def make_loss(
-    policy: Policy, objective: Objective, reward: RewardFn, group: int, unjudged: Unjudged = LOWEST
+    policy: Policy,
+    objective: Objective,
+    reward: RewardFn,
+    group: int,
+    unjudged: Unjudged = LOWEST,
 ) -> LossFn:
     """Make the loss of a step that rolls out, verifies and improves at once.
 
@@ -180,8 +214,11 @@ def make_loss(
     improve = make_improvement(policy, objective)
 
     def loss_fn(params, batch: PromptedBatch, key):
-        params = policy.reasoner.stacked(params)  # once for both halves: of stacked ones it changes nothing
-        rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key, unjudged))
+        # Once for both halves: of stacked ones it changes nothing.
+        params = policy.reasoner.stacked(params)
+        rolled = jax.lax.stop_gradient(
+            roll_out(policy, params, batch, reward, group, key, unjudged)
+        )
         return improve(params, (batch, *rolled), key)
 
     return loss_fn
@@ -192,11 +229,19 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
 
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
-        loss, count, metrics = objective(policy, policy.reasoner.stacked(params), batch, trajectories, rewards_BG, key)
-        sums = {"loss": (loss, jnp.float32(count)), **rollout_sums(policy, trajectories, rewards_BG)}
+        params = policy.reasoner.stacked(params)
+        loss, count, metrics = objective(
+            policy, params, batch, trajectories, rewards_BG, key
+        )
+        sums = {
+            "loss": (loss, jnp.float32(count)),
+            **rollout_sums(policy, trajectories, rewards_BG),
+        }
         if "answer_log_likelihood" in metrics:
-            spoken_NA = used_slots(policy, trajectories)[1]
-            sums["answer_entropy"] = -metrics["answer_log_likelihood"][0], spoken_NA.sum().astype(jnp.float32)
+            log_likelihood, _ = metrics["answer_log_likelihood"]
+            _, spoken_NA = used_slots(policy, trajectories)
+            tokens = spoken_NA.sum().astype(jnp.float32)
+            sums["answer_entropy"] = (-log_likelihood, tokens)
         return loss, sums | metrics
 
     return loss_fn
@@ -205,20 +250,30 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
 def extremes(rewards_BG: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the lowest and the highest reward of each group, [B]; inf and -inf where all are masked, as NaN."""
     masked_BG = jnp.isnan(rewards_BG)
-    return jnp.where(masked_BG, jnp.inf, rewards_BG).min(axis=1), jnp.where(masked_BG, -jnp.inf, rewards_BG).max(axis=1)
+    low_B = jnp.where(masked_BG, jnp.inf, rewards_BG).min(axis=1)
+    high_B = jnp.where(masked_BG, -jnp.inf, rewards_BG).max(axis=1)
+    return low_B, high_B
 
 
-def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array) -> Sums:
+def rollout_sums(
+    policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array
+) -> Sums:
     """Sum the metrics of `make_loss` that rollouts alone decide on."""
-    prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
-    masked_BG, (low_B, high_B) = jnp.isnan(rewards_BG), extremes(rewards_BG)
-    (fed_NT, spoken_NA), in_words = used_slots(policy, trajectories), trajectories.said is not None
+    prompts = jnp.float32(rewards_BG.shape[0])
+    rollouts = jnp.float32(rewards_BG.size)
+    masked_BG = jnp.isnan(rewards_BG)
+    low_B, high_B = extremes(rewards_BG)
+
+    # Tokens of the whole completion, and so of a thought that is written down.
+    fed_NT, spoken_NA = used_slots(policy, trajectories)
+    tokens = spoken_NA.sum()
+    if trajectories.said is not None:
+        tokens = fed_NT.sum() + tokens
     return {
         "reward": (jnp.sum(rewards_BG, where=~masked_BG), rollouts - masked_BG.sum()),
         "solved": ((high_B >= 1).sum(), prompts),
         "mixed": ((high_B > low_B).sum(), prompts),
         "latent_steps": (trajectories.lengths.sum(), rollouts),
-        # Tokens of the whole completion, and so of a thought that is written down.
-        "answer_tokens": (fed_NT.sum() + spoken_NA.sum() if in_words else spoken_NA.sum(), rollouts),
+        "answer_tokens": (tokens, rollouts),
         "cut": (are_truncated(policy, trajectories).sum(), rollouts),
     }

@@ -1,7 +1,7 @@
-"""A step of the stage `rl` in two halves: roll out; then improve, several times where the objective can.
+"""Parts of a step of the stage `rl` that is more than one program, which `run/train_rl.py` puts together.
 
-What stands between them is made once, whatever many updates follow: what the objective has to know of the policy that
-rolled out, and rewards, which may come from the host. Both halves draw as the one step of `rl_loss.make_loss` does.
+The first half rolls out, and finds out once what the objective has to know of the policy that rolled out, however many
+updates follow. It draws as the one program of `rl_loss.make_loss` does.
 
 Dynamic sampling (DAPO, Yu et al., 2025) improves on groups whose rewards differ, out of as many batches as these take:
 one of equal rewards says nothing about which of its rollouts is better. Which batches a step draws is a function of its
@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import NamedSharding
 
 from slpo_jax.policy.policy import Policy, PromptedBatch
@@ -22,82 +21,13 @@ from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.rewards.unjudged import Unjudged
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
-from slpo_jax.training.host_rewards import LOWEST, HostRewardFn, HostVerdicts, make_sampling
+from slpo_jax.training.host_rewards import LOWEST, make_sampling
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rl_loss import extremes, make_improvement, make_loss, roll_out, rollout_sums
-from slpo_jax.training.state import Params, TrainState, make_train_step
+from slpo_jax.training.rl_loss import extremes, roll_out, rollout_sums
+from slpo_jax.training.state import TrainState
 
 Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
 """Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """The source of a step's batches.
-
-    Attributes:
-        most: batches of it.
-        batch: (step, number) -> the batch, of the second and later numbers (1, 2, ..), on the devices.
-    """
-
-    most: int
-    batch: Callable[[int, int], Any]
-
-
-def make_rl_step(
-    policy: Policy,
-    objective: Objective,
-    reward: RewardFn | None,
-    group: int,
-    optimizer: optax.GradientTransformation,
-    trained: tuple[str, ...],
-    layout: Layout,
-    stream: str,
-    *,
-    micro_batches: int = 1,
-    host_reward: HostRewardFn | None = None,
-    reference: Params | None = None,
-    schedule: optax.Schedule | None = None,
-    drawing: Drawing | None = None,
-    unjudged: Unjudged = LOWEST,
-):
-    """Make `(state, batch) -> (state, metrics)`: one program where it can be one.
-
-    Args:
-        reward: None where only `host_reward` can say.
-        group: G.
-        optimizer, trained, layout, stream, micro_batches, schedule: see `make_train_step`.
-        host_reward: asked without `reward`; each process asks for its own rows.
-        reference: the parameters that the stage changes, as they were at its start, for objectives that ask for them.
-            They are laid out as the state's, in buffers of their own, since a step gives away the state's. Adapters
-            have none: the reasoner without them is the start.
-        drawing: how groups whose rewards differ are drawn; None learns from every group.
-        unjudged: what truncated and other unjudged completions earn.
-    """
-    options = (optimizer, trained, layout, stream, micro_batches)
-    asks = objective.needs_behaviour or objective.needs_reference
-    if reward is not None and drawing is None and not asks:
-        return make_train_step(make_loss(policy, objective, reward, group, unjudged), *options, schedule=schedule)
-    on_device = make_rollout(policy, objective, reward, group, layout, stream, micro_batches, unjudged)
-    updates, slices = objective.updates_per_step, objective.rollout_parts
-    loss = make_improvement(policy, objective)
-    improve = make_train_step(loss, *options, updates=updates, slices=slices, schedule=schedule)
-    written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
-    verdicts = None if host_reward is None else HostVerdicts(host_reward, layout.mesh, unjudged)
-
-    def roll_out(state: TrainState, batch):
-        batch, trajectories, rewards_BG = on_device(state, batch, reference if objective.needs_reference else {})
-        if reward is None:
-            assert verdicts is not None
-            rewards_BG = verdicts.rewards(written(trajectories), batch.draws, trajectories.lengths)
-        return batch, trajectories, rewards_BG
-
-    def step(state: TrainState, batch):
-        return improve(state, roll_out(state, batch))
-
-    if drawing is not None:
-        step = make_filtered_step(roll_out, improve, drawing, policy, layout)
-    return step if reward is not None or verdicts is None else verdicts.with_metrics(step)
 
 
 def make_rollout(
@@ -124,10 +54,22 @@ def make_rollout(
     def one(params, reference, batch, key):
         before = {**params, **reference}
         params = policy.reasoner.stacked(params)
-        trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key, unjudged)
-        behaviour = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
-        start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None
-        return dataclasses.replace(trajectories, behaviour=behaviour, reference=start), rewards_BG
+        trajectories, rewards_BG = roll_out(
+            policy, params, batch, reward, group, key, unjudged
+        )
+        behaviour = (
+            objective.behaviour(policy, params, batch, trajectories)
+            if objective.needs_behaviour
+            else None
+        )
+        start = (
+            objective.reference(policy, before, batch, trajectories)
+            if objective.needs_reference
+            else None
+        )
+        return dataclasses.replace(
+            trajectories, behaviour=behaviour, reference=start
+        ), rewards_BG
 
     return make_sampling(one, layout, stream, micro_batches)
 
@@ -138,75 +80,110 @@ def are_mixed(rewards_BG: jax.Array) -> jax.Array:
     return high_B > low_B
 
 
-def first_mixed(*rolled: Rolled) -> Rolled:
+def select_informative(*rolled: Rolled) -> Rolled:
     """Return the first B groups of rollouts of B prompts each, mixed ones before the others, each kind in order."""
-    slots = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
-    padded = [_padded(rollout, slots) for rollout in rolled]
+    widest = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
+    padded = [_pad_prompts(rollout, widest) for rollout in rolled]
     whole = jax.tree.map(lambda *x: jnp.concatenate(x), *padded)
-    return _groups(whole, jnp.argsort(~are_mixed(whole[2]), stable=True)[: len(rolled[0][2])])
+    batch, _, _ = rolled[0]
+    _, _, rewards_BG = whole
+    mixed_first = jnp.argsort(~are_mixed(rewards_BG), stable=True)
+    return _take_groups(whole, mixed_first[: len(batch.draws)])
 
 
-def in_turn(rolled: Rolled) -> Rolled:
+def cycle_informative(rolled: Rolled) -> Rolled:
     """Fill B groups with those that are mixed, of which there is one at least, over and over."""
-    mixed_B = are_mixed(rolled[2])
-    return _groups(rolled, jnp.argsort(~mixed_B, stable=True)[jnp.arange(mixed_B.size) % mixed_B.sum()])
+    _, _, rewards_BG = rolled
+    mixed_B = are_mixed(rewards_BG)
+    mixed_first = jnp.argsort(~mixed_B, stable=True)
+    return _take_groups(rolled, mixed_first[jnp.arange(mixed_B.size) % mixed_B.sum()])
 
 
-def _groups(rolled: Rolled, places: jax.Array) -> Rolled:
-    rows = rolled[2].shape[0]
+def _take_groups(rolled: Rolled, places: jax.Array) -> Rolled:
+    """Take the prompts at these places, each with all of its rollouts."""
+    prompts = rolled[2].shape[0]
 
-    def taken(x):
-        copies = x.shape[0] // rows
-        return x.reshape(rows, copies, *x.shape[1:])[places].reshape(len(places) * copies, *x.shape[1:])
+    def take(x):
+        copies = x.shape[0] // prompts
+        groups = x.reshape(prompts, copies, *x.shape[1:])[places]
+        return groups.reshape(len(places) * copies, *x.shape[1:])
 
-    return jax.tree.map(taken, _padded(rolled, 0))
+    return jax.tree.map(take, _pad_prompts(rolled, 0))
 
 
-def _padded(rolled: Rolled, slots: int) -> Rolled:
+def _pad_prompts(rolled: Rolled, slots: int) -> Rolled:
     """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
     batch, trajectories, rewards_BG = rolled
     more = max(slots - batch.prompts.tokens.shape[1], 0)
-    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), dataclasses.replace(batch.prompts, packed_slots=0))
+    apart = dataclasses.replace(batch.prompts, packed_slots=0)
+    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), apart)
     return dataclasses.replace(batch, prompts=wide), trajectories, rewards_BG
 
 
 def make_filtered_step(
-    roll_out: Callable[..., Rolled], improve: Callable, drawing: Drawing, policy: Policy, layout: Layout
+    roll_out: Callable[..., Rolled],
+    improve: Callable,
+    most: int,
+    batch_at: Callable[[int, int], Any],
+    policy: Policy,
+    layout: Layout,
 ):
     """Make `(state, batch) -> (state, metrics)` that improves on B groups whose rewards differ.
 
-    Batches are rolled out until there are so many, `drawing.most` at most; where these have fewer, those that there are
-    fill the step's batch in turn, and where they have none, the step changes nothing. Metrics of rollouts are of all
-    that were drawn; `groups_drawn` and `groups_kept` are a step's.
+    Batches are rolled out until there are so many; where these have fewer, those that there are fill the step's batch
+    in turn, and where they have none, the step changes nothing. Metrics of rollouts are of all that were drawn;
+    `groups_drawn` and `groups_kept` are a step's.
 
     Args:
         roll_out: (state, batch) -> `Rolled`.
         improve: (state, `Rolled`) -> (state, metrics).
+        most: batches of a step.
+        batch_at: (step, number) -> the step's second and later batches (number 1, 2, …), on the devices.
     """
-    rows, everywhere = NamedSharding(layout.mesh, ROWS), NamedSharding(layout.mesh, EVERYWHERE)
-    sums_of = jax.jit(lambda rolled: rollout_sums(policy, *rolled[1:]), out_shardings=everywhere)
-    gather, fill_up = (jax.jit(function, out_shardings=rows) for function in (first_mixed, in_turn))
-    skip = jax.jit(lambda state: dataclasses.replace(state, step=state.step + 1), donate_argnums=0)
+    rows = NamedSharding(layout.mesh, ROWS)
+    everywhere = NamedSharding(layout.mesh, EVERYWHERE)
+    sum_metrics = jax.jit(
+        lambda rolled: rollout_sums(policy, *rolled[1:]), out_shardings=everywhere
+    )
+    select = jax.jit(select_informative, out_shardings=rows)
+    cycle = jax.jit(cycle_informative, out_shardings=rows)
+    skip = jax.jit(
+        lambda state: dataclasses.replace(state, step=state.step + 1), donate_argnums=0
+    )
 
     def step(state: TrainState, batch):
-        number, size = int(jax.device_get(state.step)), len(batch.draws)
+        # Roll out until the step's batch is full of mixed groups, or no further batch may be drawn.
+        number = int(jax.device_get(state.step))
+        size = len(batch.draws)
         rolled = roll_out(state, batch)
-        totals, batches = jax.device_get(sums_of(rolled)), 1
-        while totals["mixed"][0] < size and batches < drawing.most:
-            with jax.transfer_guard("allow"):  # a batch is made on the host, which steps are otherwise not to wait for
-                batch = drawing.batch(number, batches)
+        totals = jax.device_get(sum_metrics(rolled))
+        batches = 1
+        while totals["mixed"][0] < size and batches < most:
+            # A batch is made on the host, which steps are otherwise not to wait for.
+            with jax.transfer_guard("allow"):
+                batch = batch_at(number, batches)
             further = roll_out(state, batch)
-            totals = jax.tree.map(lambda a, b: a + b, totals, jax.device_get(sums_of(further)))
-            rolled, batches = gather(rolled, further), batches + 1
+            sums = jax.device_get(sum_metrics(further))
+            totals = jax.tree.map(lambda a, b: a + b, totals, sums)
+            rolled = select(rolled, further)
+            batches += 1
+
+        # Improve on mixed groups alone.
         mixed = min(int(totals["mixed"][0]), size)
         metrics: dict[str, Any] = {"counts": {}}
-        if mixed:
-            state, metrics = improve(state, rolled if mixed == size else fill_up(rolled))
+        if mixed == size:
+            state, metrics = improve(state, rolled)
+        elif mixed:
+            state, metrics = improve(state, cycle(rolled))
         else:
             state = skip(state)
-        means = {name: float(total / count) for name, (total, count) in totals.items()}
-        counts = metrics["counts"] | {name: float(count) for name, (_, count) in totals.items()}
-        groups = {"groups_drawn": float(batches * size), "groups_kept": float(mixed)}
-        return state, metrics | means | groups | {"counts": counts}
+
+        # Metrics of rollouts are over all of them, not over those that were kept.
+        for name, (total, count) in totals.items():
+            metrics[name] = float(total / count)
+            metrics["counts"][name] = float(count)
+        metrics["groups_drawn"] = float(batches * size)
+        metrics["groups_kept"] = float(mixed)
+        return state, metrics
 
     return step

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,13 @@ class StageCheckpoints:
         import orbax.checkpoint as ocp
         from orbax.checkpoint import checkpoint_managers
 
-        self._kept = checkpoint_managers.AnyPreservationPolicy([checkpoint_managers.LatestN(KEPT)])
+        self._kept = checkpoint_managers.AnyPreservationPolicy(
+            [checkpoint_managers.LatestN(KEPT)]
+        )
         # What was being saved as the program was killed, or the disk filled, takes room.
-        options = ocp.CheckpointManagerOptions(preservation_policy=self._kept, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._kept, cleanup_tmp_directories=True
+        )
         self.directory = directory.absolute()
         self._take_back()
         self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -64,7 +69,12 @@ class StageCheckpoints:
 
         self._kept.policies = [LatestN(KEPT), CustomSteps([best])]
 
-    def save(self, state: TrainState, extra: dict[str, Any] | None = None, replace: bool = False) -> None:
+    def save(
+        self,
+        state: TrainState,
+        extra: Mapping[str, Any] | None = None,
+        replace: bool = False,
+    ) -> None:
         """Save in the background; a checkpoint appears whole or not at all.
 
         Args:
@@ -84,7 +94,8 @@ class StageCheckpoints:
             self._manager.reload()
         self._check_room(state)
         # What is written in the background is as it is now: the caller may change its dicts at the next step.
-        saved, facts = (state.params, _rest(state)), as_json(extra or {})
+        saved = (state.params, _rest(state))
+        facts = as_json(extra or {})
         if xla_cpu.on_cpu():
             # There the copy being written may be the buffer itself, which the next step gives away.
             saved = jax.tree.map(jnp.copy, saved)
@@ -100,13 +111,22 @@ class StageCheckpoints:
 
     def _check_room(self, state: TrainState) -> None:
         """Orbax on a full disk fails in several threads, with pages about each."""
-        needed = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state))) + _SLACK
+        needed = (
+            sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
+            + _SLACK
+        )
         free = shutil.disk_usage(self.directory).free
         if free < needed:
-            raise self._unwritten(f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}")
+            raise self._unwritten(
+                f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}"
+            )
 
     def _unwritten(self, error: Exception | str) -> SaveError:
-        return unwritten(self.directory, error, "make room, and the same command goes on from the one before")
+        return unwritten(
+            self.directory,
+            error,
+            "make room, and the same command goes on from the one before",
+        )
 
     def _replaced(self, step: int) -> Path:
         """Where a checkpoint waits until the one that replaces it is whole."""
@@ -115,7 +135,9 @@ class StageCheckpoints:
     def _take_back(self) -> None:
         """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
         if hosts.is_first():
-            for path in (path for path in entries(self.directory) if path.suffix == ".replaced"):
+            for path in (
+                path for path in entries(self.directory) if path.suffix == ".replaced"
+            ):
                 if path.with_suffix("").exists():
                     shutil.rmtree(path)
                 else:
@@ -136,7 +158,8 @@ class StageCheckpoints:
         Raises:
             SaveError: it could not be written; the checkpoints before it are whole.
         """
-        checksumming, self._checksumming = self._checksumming, None
+        checksumming = self._checksumming
+        self._checksumming = None
         try:
             if checksumming is not None:
                 checksumming.result()
@@ -144,7 +167,9 @@ class StageCheckpoints:
             self._failed = True
             raise self._unwritten(error) from None
 
-    def restore(self, like: TrainState, newest: bool = False) -> tuple[TrainState, dict[str, Any]]:
+    def restore(
+        self, like: TrainState, newest: bool = False
+    ) -> tuple[TrainState, dict[str, Any]]:
         """The newest checkpoint that is whole; those after it, which are damaged, are deleted.
 
         Args:
@@ -155,14 +180,20 @@ class StageCheckpoints:
             OSError: one is there, and can't be read; none is deleted.
         """
         problems: dict[int, str] = {}
-        for step in sorted(self._manager.all_steps(), reverse=True)[: 1 if newest else None]:
+        for step in sorted(self._manager.all_steps(), reverse=True)[
+            : 1 if newest else None
+        ]:
             problem = damage(self.directory / str(step))
             if not problem:
                 try:
                     found = self._restore(step, like)
-                except Exception as error:  # Orbax has none of its own for a file that is damaged
+                except (
+                    Exception
+                ) as error:  # Orbax has none of its own for a file that is damaged
                     gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-                    if (isinstance(error, OSError) and not gone) or "RESOURCE_EXHAUSTED" in str(error):
+                    if (
+                        isinstance(error, OSError) and not gone
+                    ) or "RESOURCE_EXHAUSTED" in str(error):
                         raise
                     problem = " ".join(str(error).split())[:200]
                 else:
@@ -170,7 +201,9 @@ class StageCheckpoints:
                     return found
             problems[step] = problem
         reason = next(iter(problems.values()), "there is none")
-        raise UserError(f"{self.directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew")
+        raise UserError(
+            f"{self.directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew"
+        )
 
     def newest_extra(self) -> dict[str, Any]:
         """Read what was saved beside the newest state, which itself is not read.
@@ -181,17 +214,30 @@ class StageCheckpoints:
         import orbax.checkpoint as ocp
 
         if problem := damage(self.directory / str(self.latest_step)):
-            raise UserError(f"{self.directory}: holds no whole checkpoint ({problem}); delete it to run the stage anew")
-        return self._manager.restore(self.latest_step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
+            raise UserError(
+                f"{self.directory}: holds no whole checkpoint ({problem}); delete it to run the stage anew"
+            )
+        return self._manager.restore(
+            self.latest_step, args=ocp.args.Composite(extra=ocp.args.JsonRestore())
+        )["extra"]
 
     def _give_up(self, problems: dict[int, str], step: int) -> None:
         for late, problem in problems.items():
-            absl_logging.warning("%s: the checkpoint of step %d is damaged (%s)", self.directory, late, problem)
+            absl_logging.warning(
+                "%s: the checkpoint of step %d is damaged (%s)",
+                self.directory,
+                late,
+                problem,
+            )
             self._manager.delete(late)
         if problems:
-            absl_logging.warning("%s: going on from the checkpoint of step %d", self.directory, step)
+            absl_logging.warning(
+                "%s: going on from the checkpoint of step %d", self.directory, step
+            )
 
-    def _restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def _restore(
+        self, step: int, like: TrainState
+    ) -> tuple[TrainState, dict[str, Any]]:
         import orbax.checkpoint as ocp
 
         found = self._manager.restore(
@@ -205,7 +251,9 @@ class StageCheckpoints:
         rest = found["rest"]
         key = jax.random.wrap_key_data(rest["key"], impl=jax.random.key_impl(like.key))
         parts = {name: rest[name] for name in ("step", "opt_state", "skipped")}
-        return dataclasses.replace(like, params=found["params"], key=key, **parts), found["extra"]
+        return dataclasses.replace(
+            like, params=found["params"], key=key, **parts
+        ), found["extra"]
 
     def close(self) -> None:
         """Wait for saves under way."""
@@ -217,4 +265,9 @@ class StageCheckpoints:
 
 def _rest(state: TrainState) -> dict[str, Any]:
     key = jax.random.key_data(state.key)
-    return {"step": state.step, "opt_state": state.opt_state, "key": key, "skipped": state.skipped}
+    return {
+        "step": state.step,
+        "opt_state": state.opt_state,
+        "key": key,
+        "skipped": state.skipped,
+    }

@@ -12,7 +12,15 @@ from flax import struct
 from slpo_jax.models import xla_cpu
 from slpo_jax.models.parts import CARRIED
 from slpo_jax.policy import noise
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, gathered, replicate, summed, total
+from slpo_jax.runtime.mesh import (
+    EVERYWHERE,
+    ROWS,
+    Layout,
+    gathered,
+    replicate,
+    summed,
+    total,
+)
 from slpo_jax.training.optimizer import steps_taken
 
 Params = Any
@@ -45,7 +53,9 @@ class TrainState:
 
 def in_slices(batch: Any, slices: int) -> Any:
     """Cut arrays [B, ..] into [slices, B/slices, ..]; some may have no entries, as references that no device reads."""
-    return jax.tree.map(lambda x: x.reshape(slices, x.shape[0] // slices, *x.shape[1:]), batch)
+    return jax.tree.map(
+        lambda x: x.reshape(slices, x.shape[0] // slices, *x.shape[1:]), batch
+    )
 
 
 def by_slices(function: Callable[[Any], Any], batch: Any, slices: int) -> Any:
@@ -53,7 +63,9 @@ def by_slices(function: Callable[[Any], Any], batch: Any, slices: int) -> Any:
     if slices == 1:
         return function(batch)
     results = jax.lax.map(function, in_slices(batch, slices))
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), results)
+    return jax.tree.map(
+        lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), results
+    )
 
 
 def slice_of(batch: Any, number: jax.Array, slices: int) -> Any:
@@ -65,7 +77,9 @@ def slice_of(batch: Any, number: jax.Array, slices: int) -> Any:
 
     def cut(x):
         groups = x.reshape(rows // slices, slices, x.shape[0] // rows, *x.shape[1:])
-        return jnp.take(groups, number, axis=1).reshape(x.shape[0] // slices, *x.shape[1:])
+        return jnp.take(groups, number, axis=1).reshape(
+            x.shape[0] // slices, *x.shape[1:]
+        )
 
     return jax.tree.map(cut, batch)
 
@@ -78,7 +92,10 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
 
         @jax.jit  # micro-batches ask for its shapes first, and are not to trace it twice
         def of_batch(trained, frozen, batch, key):
-            return jax.grad(lambda p: loss_fn({**frozen, **p}, batch, key), has_aux=True)(trained)
+            def loss_of(trained):
+                return loss_fn({**frozen, **trained}, batch, key)
+
+            return jax.grad(loss_of, has_aux=True)(trained)
 
         def local(trained, frozen, batch, key):
             trained, frozen = gathered((trained, frozen), specs)
@@ -86,15 +103,19 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
             def one(batch):
                 return of_batch(trained, frozen, batch, key)
 
+            def add(sums, batch):
+                return jax.tree.map(jnp.add, sums, one(batch)), None
+
+            # Micro-batches one after the other, whose gradients and metrics are sums.
             if micro_batches == 1:
                 grads, sums = one(batch)
             else:
                 batches = in_slices(batch, micro_batches)
                 shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], batches))
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-                (grads, sums), _ = jax.lax.scan(
-                    lambda acc, b: (jax.tree.map(jnp.add, acc, one(b)), None), zeros, batches
-                )
+                (grads, sums), _ = jax.lax.scan(add, zeros, batches)
+
+            # Then the sum over devices.
             return summed(grads, specs[0]), total(sums)
 
         # check_vma would sum the gradients of replicated parameters by itself; here the sums are in plain sight.
@@ -113,17 +134,25 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, before: jnp.where(condition, x, before), new, old)
 
 
-def _updated(optimizer, grads: Params, part: Params, opt_state: Any, finite: jax.Array) -> tuple[Params, Any]:
+def _update(
+    optimizer, grads: Params, part: Params, opt_state: Any, finite: jax.Array
+) -> tuple[Params, Any]:
     """Return (parameters, the optimizer's state) after an update; as they were where that is not finite."""
     changes, new_state = optimizer.update(grads, opt_state, part)
     new_part = _where(finite, optax.apply_updates(part, changes), part)
     new_state = xla_cpu.recompute_after(
-        new_part, finite, lambda old: optimizer.update(grads, old, part)[1], opt_state, new_state
+        new_part,
+        finite,
+        lambda old: optimizer.update(grads, old, part)[1],
+        opt_state,
+        new_state,
     )
     return new_part, _where(finite, new_state, opt_state)
 
 
-def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Array, layout: Layout) -> TrainState:
+def init_state(
+    params: Params, trained: tuple[str, ...], optimizer, key: jax.Array, layout: Layout
+) -> TrainState:
     """Make the state before a stage's first step, laid out over the devices.
 
     Args:
@@ -131,23 +160,33 @@ def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Arr
         trained: see `make_train_step`.
         key: the run's; copied as well.
     """
-    opt_state = init_optimizer(optimizer, {name: params[name] for name in trained}, layout)
-    copies = copied(params if layout.is_sharded else replicate(params, layout.mesh), layout)
-    step, key, skipped = replicate((jnp.int32(0), jnp.copy(key), jnp.zeros(2, jnp.int32)), layout.mesh)
+    trained_params = {name: params[name] for name in trained}
+    opt_state = init_optimizer(optimizer, trained_params, layout)
+    if not layout.is_sharded:
+        params = replicate(params, layout.mesh)
+    copies = copied(params, layout)
+    counters = (jnp.int32(0), jnp.copy(key), jnp.zeros(2, jnp.int32))
+    step, key, skipped = replicate(counters, layout.mesh)
     return TrainState(step, copies, opt_state, key, skipped)
 
 
 def copied(params: Params, layout: Layout) -> Params:
     """Copy parameters, laid out as a state's, to buffers that no step gives away."""
-    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=layout.shardings(layout.specs(params)))
+    copy = jax.jit(
+        lambda tree: jax.tree.map(jnp.copy, tree),
+        out_shardings=layout.shardings(layout.specs(params)),
+    )
     return copy(params)
 
 
-def init_optimizer(optimizer: optax.GradientTransformation, trained: Params, layout: Layout) -> Any:
+def init_optimizer(
+    optimizer: optax.GradientTransformation, trained: Params, layout: Layout
+) -> Any:
     """Make the optimizer's state before its first step, laid out over the devices."""
     if not layout.is_sharded:
         return replicate(optimizer.init(trained), layout.mesh)
-    specs = layout.state_specs(optimizer, trained, jax.eval_shape(optimizer.init, trained))
+    shapes = jax.eval_shape(optimizer.init, trained)
+    specs = layout.state_specs(optimizer, trained, shapes)
     return jax.jit(optimizer.init, out_shardings=layout.shardings(specs))(trained)
 
 
@@ -181,48 +220,77 @@ def make_train_step(
     gradients = _summed_gradients(loss_fn, layout, micro_batches)
 
     def update(part, opt_state, frozen, batch, key):
+        # The gradient of the mean. A batch of which every row is left out of the mean has none, which must not be NaN.
         grads, sums = gradients(part, frozen, batch, key)
-        # A batch of which every row is left out of the mean has no gradient; it must not become NaN.
-        share = 1 / jnp.maximum(sums["loss"][1], 1)
+        _, count = sums["loss"]
+        share = 1 / jnp.maximum(count, 1)
         grads = jax.tree.map(lambda g: g * share, grads)
-        metrics: dict[str, Any] = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
+
+        # Metrics are means, beside what each is over.
+        metrics: dict[str, Any] = {}
+        for name, (value, count) in sums.items():
+            metrics[name] = value / jnp.maximum(count, 1)
         metrics["counts"] = {name: count for name, (_, count) in sums.items()}
         metrics["grad_norm"] = optax.tree.norm(grads)
         if schedule is not None:
             metrics["learning_rate"] = schedule(steps_taken(opt_state))
+
+        # What is not finite changes nothing.
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
-        part, opt_state = _updated(optimizer, grads, part, opt_state, finite)
+        part, opt_state = _update(optimizer, grads, part, opt_state, finite)
         part = layout.pinned(part, layout.specs(part))
-        opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
+        state_specs = layout.state_specs(optimizer, part, opt_state)
+        opt_state = layout.pinned(opt_state, state_specs)
         return part, opt_state, metrics, finite
 
-    take = update if updates == 1 else _in_turn(update, updates, slices)
+    take = update if updates == 1 else _repeat(update, updates, slices)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
+        # Parts that are only carried along are not read.
         key = noise.stream_key(state.key, stream, state.step)
         part = {name: state.params[name] for name in trained}
-        frozen = {name: value for name, value in state.params.items() if name not in (*trained, *CARRIED)}
-        part, opt_state, metrics, finite = take(part, state.opt_state, frozen, batch, key)
-        skipped = jnp.where(finite, state.skipped * jnp.array([1, 0]), state.skipped + 1)
+        unread = (*trained, *CARRIED)
+        frozen = {name: x for name, x in state.params.items() if name not in unread}
+        part, opt_state, metrics, finite = take(
+            part, state.opt_state, frozen, batch, key
+        )
+
+        # Steps that changed nothing, all of them and those in a row.
+        skipped = jnp.where(
+            finite, state.skipped * jnp.array([1, 0]), state.skipped + 1
+        )
         metrics["skipped_steps"], metrics["skipped_in_a_row"] = skipped
-        params = {**state.params, **part}
-        changed = {"step": state.step + 1, "params": params, "opt_state": opt_state, "skipped": skipped}
-        return dataclasses.replace(state, **changed), metrics
+        state = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            params={**state.params, **part},
+            opt_state=opt_state,
+            skipped=skipped,
+        )
+        return state, metrics
 
     return jax.jit(train_step, donate_argnums=0)
 
 
-def _in_turn(update: Callable, updates: int, slices: int) -> Callable:
+def _repeat(update: Callable, updates: int, slices: int) -> Callable:
     """Make several updates of one, each on the next slice of the batch; metrics are their means."""
 
     def several(part, opt_state, frozen, batch, key):
         def one(carry, number):
             key_of = jax.random.fold_in(key, number)
-            micro_batch = batch if slices == 1 else slice_of(batch, number % slices, slices)
-            part, opt_state, metrics, finite = update(carry[0], carry[1], frozen, micro_batch, key_of)
+            minibatch = batch
+            if slices > 1:
+                minibatch = slice_of(batch, number % slices, slices)
+            part, opt_state = carry
+            part, opt_state, metrics, finite = update(
+                part, opt_state, frozen, minibatch, key_of
+            )
             return (part, opt_state), (metrics, finite)
 
-        (part, opt_state), (metrics, finite) = jax.lax.scan(one, (part, opt_state), jnp.arange(updates))
-        return part, opt_state, jax.tree.map(lambda x: x.mean(axis=0), metrics), finite.all()
+        (part, opt_state), (metrics, finite) = jax.lax.scan(
+            one, (part, opt_state), jnp.arange(updates)
+        )
+        means = jax.tree.map(lambda x: x.mean(axis=0), metrics)
+        return part, opt_state, means, finite.all()
 
     return several

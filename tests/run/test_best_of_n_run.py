@@ -1,5 +1,7 @@
 """Whose samples the stage best_of_n imitates."""
 
+import contextlib
+
 import jax
 import numpy as np
 
@@ -40,17 +42,19 @@ def test_every_step_draws_from_the_start_at_the_stage_s_temperature(
         temperatures.append(policy.config.temperature)
         return lambda params, batch, key: drawn.append(params)
 
-    def two_steps(stage, state, step_fn, batch):
-        begun.append(state)
-        for number in range(2):
-            state, _ = step_fn(state, batch(number))
+    class TwoSteps(contextlib.nullcontext):
+        def advance(self, state, step_fn, batch_at, steps):
+            begun.append(state)
+            for step in range(2):
+                state, _ = step_fn(state, batch_at(step))
 
     def state_and_step(stage, params, *_):
         return params, lambda state, chosen: (jax.tree.map(lambda x: x + 1, state), {})
 
     for each in (make_choice, state_and_step):
         monkeypatch.setattr(best_of_n, each.__name__, each)
-    monkeypatch.setattr(best_of_n, "train_stage", two_steps)
+    monkeypatch.setattr(best_of_n, "open_stage", lambda stage, state, steps: (TwoSteps(), state, {}))
+    monkeypatch.setattr(best_of_n, "close_stage", lambda *_: None)
     best_of_n.train(stage)
     assert (temperatures, len(drawn)) == ([0.7], 2)
     for found in (*begun, *drawn):

@@ -22,9 +22,9 @@ from slpo_jax.models.parts import DECODER
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
-from slpo_jax.run import imitate
+from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
-from slpo_jax.run.rl import optimizer_of, training_policy
+from slpo_jax.run.train_rl import optimizer_of, training_policy
 from slpo_jax.run.train_stage import stage_params
 from slpo_jax.training import rl_loss
 from small_run import load_config, train
@@ -110,7 +110,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(
     changes = RECIPES[name] | {"imitate.control": False, "imitate.cot_steps": 0, "imitate.final_steps": 2,
                                "stages": ("imitate", "rl"), "rl.objectives": ("grpo",)}  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(imitate, "_save_finished", crash)
+        patch.setattr(train_imitation, "save_finished", crash)
         with pytest.raises(Crash):
             train(_built(tmp_path, changes), "imitate")
     experiment = _built(tmp_path, changes)

@@ -16,9 +16,8 @@ from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
-from slpo_jax.run import rl, train_stage
+from slpo_jax.run import rl_adapters, train_rl, train_stage
 from slpo_jax.run.experiment import build
-from slpo_jax.training import rl_step
 from small_run import load_config, train
 from tiny_folder import tiny_folder
 
@@ -115,15 +114,21 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
     """In its steps, before they are merged, with one checkpoint or more, and before that is noted."""
     _, whole, base = run
     with pytest.MonkeyPatch.context() as patch:
-        crash_at(patch, rl_step, 2)
+        crash_at(patch, train_rl, 2)
         with pytest.raises(Crash):
             _train(tmp_path, base)
-    for cut in ((rl, "leave_merged"), (rl, "merged"), (train_stage, "note_finished")):
+    for cut in (
+        (train_rl, "leave_merged"),
+        (rl_adapters, "merged"),
+        (train_stage, "note_finished"),
+    ):
         with pytest.raises(Crash):
             _train(tmp_path, base, cut)
     with pytest.raises(UserError, match=r"config\.rl\.lora\.rank: .*3.* 2 .*grpo"):
         _train(tmp_path, base, **{"rl.lora.rank": 3})
-    _train(tmp_path, base, (rl, "prompted_batches"))  # there is nothing left to train
+    _train(
+        tmp_path, base, (train_rl, "prompted_batches")
+    )  # there is nothing left to train
     assert (tmp_path / "checkpoints/grpo/finished").read_text().strip() == str(STEPS)
     assert_same_run(tmp_path, whole, "grpo")
 
@@ -161,15 +166,21 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     experiment = _built(tmp_path / "work", tmp_path / "base")
     experiment.log.close()
     params = experiment.initial_params()
-    own = jax.tree.map(lambda x: x + 0.5, rl.fresh_adapters(experiment, params))
+    own = jax.tree.map(
+        lambda x: x + 0.5, rl_adapters.fresh_adapters(experiment, params)
+    )
     monkeypatch.setattr(
         train_stage, "validation_accuracy", lambda experiment, params, *_: params
     )
     given = []
-    monkeypatch.setattr(
-        rl, "train_stage", lambda *arguments: given.append(arguments[4])
-    )
-    rl.train(experiment.stage("grpo"))
+
+    def validation(stage, loop, saved, accuracy):
+        given.append(accuracy)
+        raise Crash
+
+    monkeypatch.setattr(train_rl, "Validation", validation)
+    with pytest.raises(Crash):
+        train_rl.train(train_rl.prepare(experiment.stage("grpo")))
     (accuracy,) = given
     assert accuracy(params) is params
     found = accuracy(params | own)

@@ -13,7 +13,7 @@ from imitation import Crash, crash_at, fake_steps, run_imitation
 from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import config_checks
 from slpo_jax.errors import UserError
-from slpo_jax.run import imitate
+from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.train_stage import stage_params
 from slpo_jax.training import loop
@@ -133,8 +133,8 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
         remove(path, **settings)
 
     for place, name in (
-        (imitate, "_save_finished"),
-        (imitate, "note_finished"),
+        (train_imitation, "save_finished"),
+        (train_imitation, "note_finished"),
         (shutil, "rmtree"),
     ):
         assert not (left.parent / "imitate" / "finished").exists()
@@ -166,7 +166,7 @@ def test_further_imitation_is_a_longer_imitation_by_simcot(tmp_path, monkeypatch
     """With the decoder and the optimizer's state, to the bit; also where it was cut."""
     run_imitation(_simcot(final_steps=5, control=False), tmp_path / "longer")
     with monkeypatch.context() as patch:
-        crash_at(patch, imitate, 4, 6)
+        crash_at(patch, train_imitation, 4, 6)
         config = _simcot()
         config.checkpoint_every = 1
         for _ in range(2):
@@ -255,7 +255,10 @@ def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monke
     monkeypatch.setattr(
         Distillation,
         "loss",
-        lambda self, policy, params, batch, key, gate_weight: (params["reasoner"], None),
+        lambda self, policy, params, batch, key, gate_weight: (
+            params["reasoner"],
+            None,
+        ),
     )
     config = _codi(folder, cot_steps=0, final_steps=2)
     config.imitate.lora.alpha = 5.0
@@ -336,7 +339,12 @@ LABELS = {
     },
     "no latents": {"recipe": ""},
     "iCoT": {},
-    "SFT, last steps written": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
+    "SFT, last steps written": {
+        "recipe": "",
+        "final_steps": 0,
+        "stage_steps": 9,
+        "max_latent_stage": 1,
+    },
 }
 
 
@@ -371,7 +379,7 @@ def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
     config.imitate.optimizer.update(warmup_steps=0, weight_decay=0.1)
     config.imitate.lora.rank = rank
     run_imitation(config, tmp_path / "whole")
-    make = imitate.make_train_step
+    make = train_imitation.make_train_step
     seen = []
 
     def watched(*arguments, **settings):
@@ -390,8 +398,8 @@ def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
 
         return step
 
-    monkeypatch.setattr(imitate, "make_train_step", watched)
-    crash_at(monkeypatch, imitate, 4, 7)
+    monkeypatch.setattr(train_imitation, "make_train_step", watched)
+    crash_at(monkeypatch, train_imitation, 4, 7)
     for _ in range(2):
         with pytest.raises(Crash):
             run_imitation(config, tmp_path / "cut")

@@ -9,7 +9,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run.experiment import build
-from slpo_jax.run.imitate import imitated
+from slpo_jax.run.imitation_plan import choose_problems
 from slpo_jax.run.provenance import (
     ensure_manifest,
     evaluated_settings,
@@ -204,7 +204,7 @@ def test_solutions_of_other_problems_are_imitated(made, tmp_path):
         [1] * 12,
         [[]] * 12,
     )
-    copied = imitated(
+    copied = choose_problems(
         experiment, experiment.recipe, experiment.recipe.phases(experiment.demos, 2)
     )
     assert [each.question for each in copied.problems] == [

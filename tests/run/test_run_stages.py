@@ -12,13 +12,13 @@ from imitation import Crash, crash
 from slpo_jax.config import config_checks, read_config
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
-from slpo_jax.run import imitate
+from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
-from slpo_jax.run.rl import optimizer_config, training_policy
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import TRAIN, VALID, data_summary
-from small_run import load_config, train
+from slpo_jax.run.train_rl import optimizer_config, training_policy
+from small_run import load_config
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
 ANSWERS = {"cot_steps": 0, "stage_steps": 0, "c_thought": 0}
@@ -79,11 +79,10 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
     config = _config(name, tmp_path)
     _with_steps(config, tmp_path / "some.jsonl", [0, 0, 0, fewest, 2])
     experiment = build(read_config(config), tmp_path / "some")
-    check_stages(experiment)
-    monkeypatch.setattr(imitate, "imitated", None)  # what is imitated is known by now
-    monkeypatch.setattr(imitate, "make_optimizer", crash)
+    plans = check_stages(experiment)
+    monkeypatch.setattr(train_imitation, "make_optimizer", crash)
     with pytest.raises(Crash):
-        train(experiment, "imitate")
+        train_imitation.train(plans["imitate"])
     line = "imitate: 3 of 5 problems have no steps: just answers are written"
     assert [each for each in warnings if "steps" in each] == ([line] if fewest else [])
 

@@ -236,7 +236,8 @@ def test_a_row_s_seconds_are_those_of_its_steps_alone(tmp_path, clock):
     run, state, _ = _begun(tmp_path, 8, 5, 9, start=3, sums=dict(sums), tokens=tuple(sums))
     for until in (4, 5, 8):
         state = run.advance(state, _step(metrics), lambda step: step, until)
-        clock[0] += 50
+        with run.paused():
+            clock[0] += 50
     (row, last) = rows_of(tmp_path, timing=True)
     assert (row["seconds"], row["tokens_per_second"]) == (2, 25)
     assert (row["latent_steps"], last["latent_steps"]) == (960 / 50, 3)
@@ -273,17 +274,15 @@ def test_a_checkpoint_that_the_first_process_alone_sees_is_one_line(tmp_path, se
 
 @pytest.mark.parametrize("until", [1.0, 0.75])
 def test_a_stage_ends_where_the_window_s_mean_is_what_is_asked_for(until):
-    """Exactly that too, else one of 1 would never end; not before the window is full, nor before its least steps."""
-    learning = loop.Learning(until, 25, [])
-    for step in range(1, loop.WINDOW + 1):
-        assert not learning.ends_after(step)
-        learning.add({"accuracy": np.float32(until)})
-    learning.add({"loss": 1.0})  # which says nothing
-    assert not learning.ends_after(24)
-    worse = loop.Learning(until, 0, [*learning.accuracies[1:], until - 0.01])
-    assert not worse.ends_after(99)
-    assert learning.ends_after(25)
-    assert learning.end == 25
+    """Exactly that too, else one of 1 would never end; not before the window is full."""
+    window = loop.AccuracyWindow()
+    for _ in range(loop.WINDOW):
+        assert not window.is_learned(until)
+        window.add({"accuracy": np.float32(until)})
+    window.add({"loss": 1.0})  # which says nothing
+    assert window.is_learned(until)
+    worse = loop.AccuracyWindow([*window.accuracies[1:], until - 0.01])
+    assert not worse.is_learned(until)
 
 
 @pytest.mark.parametrize("where", ["step", "batch", "row", "checkpoint", "between the steps", ""])
@@ -298,7 +297,7 @@ def test_signals_are_let_go_of_on_every_way_out(tmp_path, monkeypatch, where):
     run, state, _ = _begun(tmp_path, 4, 2, 3)
     assert all(signal.getsignal(number) != own for number, own in zip(stops, before, strict=True))
     if where in ("row", "checkpoint"):
-        what, name = (run.log, "write") if where == "row" else (run.checkpoints, "save")
+        what, name = (run.metrics_log, "write") if where == "row" else (run.checkpoints, "save")
         monkeypatch.setattr(what, name, fails)
     step, batch = _step(lambda batch: {"loss": jnp.float32(batch)}), lambda step: step
     with pytest.raises(RuntimeError, match=where) if where else contextlib.nullcontext(), run:

@@ -11,10 +11,10 @@ import pytest
 from frozen import POLICY
 from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rl_step import Drawing, make_rl_step
 from slpo_jax.training.state import init_state
 from small_steps import layout_of
 from tiny import verdicts
@@ -74,10 +74,10 @@ def _run(draws, most, devices=1, on_host=False, steps=1):
         return verdicts(found)
 
     optimizer = optax.sgd(1.0)
-    drawing = Drawing(most, batch) if most else None
+    rl = rl_loss.RlConfig(group=G, dynamic_batches=most)
     reward, host_reward = (None, host_reward) if on_host else (_reward, None)
-    how = optimizer, ("w",), layout, "rl"
-    step = make_rl_step(POLICY, Reader(), reward, G, *how, host_reward=host_reward, drawing=drawing)
+    how = dict(reward=reward, host_reward=host_reward, batch_at=batch)
+    step = make_rl_step(POLICY, Reader(), rl, optimizer, ("w",), layout, **how)
     params = {"w": jnp.zeros(20), "reasoner": {}}
     state, rows = init_state(params, ("w",), optimizer, jax.random.key(5), layout), []
     for _ in range(steps):

@@ -15,11 +15,11 @@ from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.objectives.grpo import Choices, clipped_gains
-from slpo_jax.training.rl_step import make_rl_step
 from slpo_jax.training.state import copied, init_state
 from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
 from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens, verdicts
@@ -335,9 +335,10 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copied(params, layout) if compares else None
         host = host_reward and (lambda tokens, index, _: verdicts(host_reward(tokens, index)))
-        how = dict(micro_batches=micro_batches, host_reward=host, reference=start)
+        rl = rl_loss.RlConfig(group=GROUP, micro_batches=micro_batches)
+        how = dict(reward=reward, host_reward=host, reference=start)
         toy = Toy(updates_per_step=updates, rollout_parts=parts, needs_reference=compares)
-        step, rows = make_rl_step(POLICY, toy, reward, GROUP, optimizer, ("w",), layout, "rl", **how), []
+        step, rows = make_rl_step(POLICY, toy, rl, optimizer, ("w",), layout, **how), []
         state = init_state(params, ("w",), optimizer, jax.random.key(5), layout)
         for _ in range(count):
             state, row = step(state, batch)

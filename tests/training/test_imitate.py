@@ -14,8 +14,9 @@ from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.run.imitate import as_ended, left_out, to_save
-from slpo_jax.training.loop import WINDOW, Learning
+from slpo_jax.run.imitation_plan import left_out
+from slpo_jax.run.train_imitation import as_ended, to_save
+from slpo_jax.training.loop import WINDOW, AccuracyWindow
 from slpo_jax.training.recipes import ImitateSettings, Phase, check_ends, curriculum, imitate_config, recipe_of
 from small_steps import CONFIG, IMITATION, PROMPTS, difference, imitation_batch, small_params, take_steps
 from tiny import SlowReasoner, assert_close, compiled, real_tokens, slow_factors
@@ -218,21 +219,20 @@ def _recipe(default="curriculum", **changes):
     return recipe_of(_settings(**changes), default)
 
 
-@pytest.mark.parametrize("first", [1, 30, 57])
 @pytest.mark.parametrize("until", [0.5, 0.7, 1.0])
-def test_a_stage_ends_after_the_first_window_that_is_right(first, until):
-    """Of rows that get better by fits and starts; what a step did is known while the next one runs."""
+def test_a_stage_is_learned_at_the_first_window_that_is_right(until):
+    """Of rows that get better by fits and starts."""
     rng = np.random.default_rng(0)
     accuracies = np.clip(np.linspace(0, 1.2, 80) + rng.normal(scale=0.2, size=80), 0, 1).tolist()
-    learning, ended = Learning(until, first, []), None
-    for step in range(1, 80):
-        if step > 1:
-            learning.add({"accuracy": accuracies[step - 2], "loss": 1.0})
-        if ended is None and learning.ends_after(step):
-            ended = step
-    windows = {step: np.mean(accuracies[step - 1 - WINDOW : step - 1]) for step in range(max(first, WINDOW + 1), 80)}
-    assert ended == learning.end == next((step for step, mean in windows.items() if mean >= until), None)
-    assert (ended is None) == (until == 1.0)
+    window = AccuracyWindow()
+    learned = []
+    for step, accuracy in enumerate(accuracies, start=1):
+        window.add({"accuracy": accuracy, "loss": 1.0})
+        if window.is_learned(until):
+            learned.append(step)
+    windows = {step: np.mean(accuracies[step - WINDOW : step]) for step in range(WINDOW, 81)}
+    assert learned == [step for step, mean in windows.items() if mean >= until]
+    assert (not learned) == (until == 1.0)
 
 
 def test_later_stages_begin_where_earlier_ones_ended():
@@ -240,14 +240,9 @@ def test_later_stages_begin_where_earlier_ones_ended():
     ends, spans = {}, []
     for number, length in enumerate((30, 60, 25)):  # the second takes all of its steps, and those that the first left
         phase = as_ended(plan, ends)[number]
-        learning = Learning(0.5, phase.start + 1, [0.25] * WINDOW)
         if length < phase.end - phase.start:
-            learning.accuracies = [0.75] * WINDOW
-            assert learning.ends_after(phase.start + length)
-            learning.accuracies = [0.25] * WINDOW  # the step that was under way may be worse
-        saved = to_save(ends, phase, learning)
-        assert saved["accuracies"] == [0.25] * WINDOW
-        ends = saved["ends"]
+            ends = ends | {phase.name: phase.start + length}
+        assert to_save(ends, [0.25]) == {"ends": ends, "accuracies": [0.25]}
         spans.append((phase.start, phase.end))
     assert spans == [(0, 50), (30, 90), (90, 150)]
     assert to_save(ends) == {"ends": {"cot": 30, "final": 115}}

@@ -1,0 +1,350 @@
+"""Reinforcement learning with verifiable rewards: trains one objective of `config.rl.objectives`.
+
+The file reads from top to bottom, as the stage runs:
+
+1. `prepare` refuses what could not be trained, before any stage begins.
+2. The policy of the rollouts, and the optimizer of what the stage trains.
+3. The step: roll out G completions of each prompt, ask for their rewards, improve by the objective.
+4. `train`, the loop: steps, metrics, checkpoints, validations.
+
+With `config.rl.lora` adapters are trained instead of the whole reasoner (`run/rl_adapters.py`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from absl import logging
+from jax.sharding import NamedSharding
+
+from slpo_jax.config.config import rl_of
+from slpo_jax.config.overrides import changed
+from slpo_jax.errors import UserError
+from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, Params
+from slpo_jax.policy.policy import Policy, Stopping
+from slpo_jax.rewards.reward import CORRECT, RewardFn
+from slpo_jax.run.experiment import Stage
+from slpo_jax.run.rl_adapters import (
+    fresh_adapters,
+    leave_merged,
+    merged,
+    merged_step,
+    trained_parts,
+)
+from slpo_jax.run.run_checks import check_batch
+from slpo_jax.run.setup import Setup
+from slpo_jax.run.train_stage import (
+    Validation,
+    close_stage,
+    host_reward,
+    note_finished,
+    open_stage,
+    prompted_batches,
+    reasoner_accuracy,
+    stage_params,
+)
+from slpo_jax.runtime.mesh import ROWS, Layout
+from slpo_jax.stages import RL
+from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts
+from slpo_jax.training.loop import StepFn
+from slpo_jax.training.objectives import Objective
+from slpo_jax.training.optimizer import (
+    OptimizerConfig,
+    make_optimizer,
+    make_schedule,
+    scaled,
+)
+from slpo_jax.training.rl_loss import RlConfig, make_improvement, make_loss
+from slpo_jax.training.rl_step import make_filtered_step, make_rollout
+from slpo_jax.training.state import TrainState, copied, init_state, make_train_step
+
+# ---------------------------------------------------------------------------
+# 1. Prepare: every refusal, before any stage begins
+# ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An objective that can be trained.
+
+    Attributes:
+        stage: is named as the objective.
+        policy: of the rollouts.
+        optimizer_config: of the objective's updates.
+    """
+
+    stage: Stage
+    objective: Objective
+    policy: Policy
+    optimizer_config: OptimizerConfig
+
+
+def prepare(stage: Stage) -> Plan:
+    """Return what the loop needs.
+
+    Raises:
+        UserError: a setting can't be used, with this policy, on these devices or on these problems.
+    """
+    experiment = stage.experiment
+    rl = stage.settings
+    devices = experiment.mesh.size
+    check_batch(experiment.config, stage.section, devices)
+
+    # The objective fits the policy, and the adapters' kernels are the reasoner's.
+    objective = experiment.config.objective[stage.name]
+    policy = training_policy(experiment, objective)
+    objective.check(f"config.objective.{stage.name}", policy, rl.group)
+    config = optimizer_config(experiment, objective)
+    if rl.lora.rank:
+        params = experiment.abstract_params()
+        jax.eval_shape(functools.partial(fresh_adapters, experiment), params)
+
+    # A step's prompts are cut into equal parts, for devices, micro-batches and the objective's minibatches.
+    parts = objective.rollout_parts
+    if rl.batch_size % (devices * rl.micro_batches * parts):
+        raise UserError(
+            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={rl.batch_size} "
+            f"into equal parts for {devices} devices x {rl.micro_batches} micro-batches; change one of them"
+        )
+
+    # Some objectives learn the reference answers instead of what is rewarded.
+    if objective.needs_answers:
+        count = sum(not problem.answer for problem in experiment.train.problems)
+        if count:
+            raise UserError(
+                f"config.objective.{stage.name}: learns the reference answers, and {count} of "
+                f"{len(experiment.train)} problems of config.data.train have none; set its estimator to reward, or "
+                "give answers"
+            )
+        other_rewards = [name for name in experiment.reward.entries if name != CORRECT]
+        if other_rewards:
+            logging.warning(
+                "config.objective.%s: learns the reference answers, whatever config.reward=%s says, which only a "
+                "gate's stop goes by; to learn what is rewarded set its estimator to reward",
+                stage.name,
+                ", ".join(other_rewards),
+            )
+    return Plan(stage, objective, policy, config)
+
+
+# ---------------------------------------------------------------------------
+# 2. The policy of the rollouts, and the optimizer
+# ---------------------------------------------------------------------------
+
+
+def training_policy(setup: Setup, objective: Objective) -> Policy:
+    """Return the policy as an objective's rollouts use it."""
+    config = rl_of(setup.config.rl, objective)
+    gated = setup.config.gate.enabled
+    stopping: Stopping = config.stopping if gated else "length"
+    policy = setup.policy.having(
+        stopping=stopping,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+    )
+
+    # Adapters are merged in every forward pass.
+    reasoner = policy.reasoner
+    if config.lora.rank:
+        reasoner = lora.merging(reasoner, config.lora.scale)
+
+    # Where thoughts don't end by themselves all latents are used, so capacities that differ in those alone are one.
+    capacities = config.capacities
+    thoughts = policy.latent_policy
+    ends = (thoughts.ends, thoughts.halts, thoughts.says)
+    if not gated and all(end is None for end in ends):
+        capacities = tuple(dict.fromkeys((1.0, answers) for _, answers in capacities))
+    return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(capacities))
+
+
+def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
+    """Return `config.rl.optimizer`, with what the objective has of its own instead."""
+    rl = rl_of(setup.config.rl, objective)
+    updates = rl.steps * objective.updates_per_step
+    return changed(rl.optimizer, key="config.rl.optimizer", total_steps=updates)
+
+
+def optimizer_of(
+    setup: Setup, objective: Objective, trained: dict[str, Any]
+) -> optax.GradientTransformation:
+    """Make the objective's optimizer, in which the latent policy's own parameters have rates of their own.
+
+    Args:
+        trained: the parameters that it changes, by their top-level names.
+    """
+    config = optimizer_config(setup, objective)
+    optimizer = make_optimizer(config)
+    rates = dict(setup.policy.latent_policy.rates)
+    rate = objective.latent_policy_learning_rate
+    if LATENT_POLICY not in trained or (rate is None and not rates):
+        return optimizer
+
+    # Factors of the learning rate, by parameter.
+    factor = 1.0 if rate is None else rate / config.learning_rate
+    factors: dict[str, Any] = dict.fromkeys(trained, 1.0)
+    factors[LATENT_POLICY] = {}
+    for name in trained[LATENT_POLICY]:
+        factors[LATENT_POLICY][name] = factor * rates.get(name, 1.0)
+    return scaled(optimizer, factors)
+
+
+# ---------------------------------------------------------------------------
+# 3. The step: roll out, ask for rewards, improve
+# ---------------------------------------------------------------------------
+
+
+def make_rl_step(
+    policy: Policy,
+    objective: Objective,
+    rl: RlConfig,
+    optimizer: optax.GradientTransformation,
+    trained: tuple[str, ...],
+    layout: Layout,
+    *,
+    reward: RewardFn | None = None,
+    host_reward: HostRewardFn | None = None,
+    reference: Params | None = None,
+    schedule: optax.Schedule | None = None,
+    batch_at: Callable[[int, int], Any] | None = None,
+) -> StepFn:
+    """Make `(state, batch) -> (state, metrics)`.
+
+    Args:
+        optimizer, trained, layout, schedule: see `make_train_step`.
+        reward: judges on the device, inside the program that rolls out.
+        host_reward: judges on the host where there is no `reward`; each process asks for its own rows.
+        reference: the parameters that the stage changes, as they were at its start, for objectives that ask for them.
+            They are laid out as the state's, in buffers of their own, since a step gives away the state's. Adapters
+            have none: the reasoner without them is the start.
+        batch_at: (step, number) -> a further batch of a step, for dynamic sampling.
+    """
+    options = (optimizer, trained, layout, RL, rl.micro_batches)
+    looks_back = objective.needs_behaviour or objective.needs_reference
+
+    # One program rolls out, judges and improves, where the device judges and each rollout is learned from once.
+    if reward and not rl.dynamic_batches and not looks_back:
+        loss = make_loss(policy, objective, reward, rl.group, rl.unjudged)
+        return make_train_step(loss, *options, schedule=schedule)
+
+    # Else one program rolls out, and another one improves, several times if the objective says so.
+    sample = make_rollout(
+        policy, objective, reward, rl.group, layout, RL, rl.micro_batches, rl.unjudged
+    )
+    improve = make_train_step(
+        make_improvement(policy, objective),
+        *options,
+        updates=objective.updates_per_step,
+        slices=objective.rollout_parts,
+        schedule=schedule,
+    )
+    start = reference if objective.needs_reference else {}
+
+    # The rewards come with the rollouts from the device, or after them from the host.
+    verdicts = None
+    if reward is None and host_reward is not None:
+        verdicts = HostVerdicts(host_reward, layout.mesh, rl.unjudged)
+    rows = NamedSharding(layout.mesh, ROWS)
+    tokens_of = jax.jit(lambda rollouts: rollouts.completions, out_shardings=rows)
+
+    def roll_out(state: TrainState, batch):
+        batch, rollouts, rewards_BG = sample(state, batch, start)
+        if verdicts:
+            tokens = tokens_of(rollouts)
+            rewards_BG = verdicts.rewards(tokens, batch.draws, rollouts.lengths)
+        return batch, rollouts, rewards_BG
+
+    def step(state: TrainState, batch):
+        return improve(state, roll_out(state, batch))
+
+    # Dynamic sampling (DAPO) rolls out further batches until enough groups have rewards that differ.
+    if rl.dynamic_batches:
+        step = make_filtered_step(
+            roll_out, improve, rl.dynamic_batches, batch_at, policy, layout
+        )
+    return verdicts.with_metrics(step) if verdicts else step
+
+
+# ---------------------------------------------------------------------------
+# 4. The loop
+# ---------------------------------------------------------------------------
+
+
+def train(plan: Plan) -> None:
+    """Train one objective from its start, with the same batches and keys as the others."""
+    stage = plan.stage
+    experiment = stage.experiment
+    rl = stage.settings
+    objective = plan.objective
+
+    # A run that was killed between merging its adapters and saying so has nothing left to train.
+    step_of_merged = merged_step(stage)
+    if step_of_merged is not None:
+        note_finished(stage, step_of_merged)
+        return
+
+    # Parameters, the optimizer's state, and for a penalty on the distance a copy of where the stage starts. A run that
+    # goes on needs that copy too; its start is bound to be what it was.
+    params = stage_params(stage.start)
+    params |= fresh_adapters(experiment, params)
+    trained = trained_parts(experiment, params)
+    trained_params = {part: params[part] for part in trained}
+    optimizer = optimizer_of(experiment, objective, trained_params)
+    reference = None
+    if objective.needs_reference:
+        trained_params.pop(ADAPTER, None)
+        reference = copied(trained_params, experiment.layout)
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
+    del params, trained_params  # the state has its own
+
+    # A completion without its end can be judged by its text on the host alone.
+    judges_truncated = rl.truncated == "judged"
+    batch_at = prompted_batches(stage, objective.needs_answers)
+    step_fn = make_rl_step(
+        plan.policy,
+        objective,
+        rl,
+        optimizer,
+        trained,
+        experiment.layout,
+        reward=None if judges_truncated else experiment.reward.on_device,
+        host_reward=host_reward(experiment, judges_truncated),
+        reference=reference,
+        schedule=make_schedule(plan.optimizer_config),
+        batch_at=batch_at,
+    )
+
+    def accuracy(params: Params) -> float:
+        return reasoner_accuracy(experiment, merged(experiment, params))
+
+    # The same command goes on from the newest checkpoint, and computes the same to the bit.
+    loop, state, saved = open_stage(stage, state, rl.steps)
+    with loop:
+        validation = Validation(stage, loop, saved, accuracy)
+        step = int(state.step)
+        batch = batch_at(step)
+        while True:
+            if validation.is_due(step):
+                validation.run(state)
+            if step >= rl.steps:
+                break
+
+            # Everything that a step reads is on the devices already.
+            with jax.transfer_guard("disallow"):
+                state, metrics = step_fn(state, batch)
+            step += 1
+
+            # While the devices compute, the host makes the next batch and logs the step before.
+            last_batch = batch
+            batch = batch_at(step)
+            loop.log(step, metrics, last_batch)
+            if loop.should_save(step):
+                loop.save(state, validation.facts)
+
+        # What others find is the best validation's, with adapters merged.
+        state = validation.choose_best(state)
+        close_stage(stage, loop, state, validation.facts, leave_merged)
