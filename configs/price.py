@@ -9,7 +9,9 @@ control, of the same steps without the length.
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 
-DEPTH, MODULUS, LATENTS = 3, 10, 6
+DEPTH = 3
+MODULUS = 10
+LATENTS = 6
 REWARDS = {
     "length": (("correct", 1.0), ("relative_length", 1.0)),
     "right": (("correct", 1.0),),
@@ -18,12 +20,20 @@ REWARDS = {
 
 def get_config(rewards: str = "length"):
     if rewards not in REWARDS:
-        raise UserError(f"--config: no rewards {rewards!r}; give one of {', '.join(REWARDS)}, as FILE:REWARDS")
+        raise UserError(
+            f"--config: no rewards {rewards!r}; give one of {', '.join(REWARDS)}, as FILE:REWARDS"
+        )
     config = default_config()
     config.tokenizer = f"chain:{MODULUS}"
     config.model.update(n_layer=2, n_head=4, n_embd=64, n_positions=64)
     config.gate.detached = False
-    config.update(max_latents=LATENTS, min_latents=LATENTS, max_answer_tokens=3, prompt_slots=(12,), cpu_devices=2)
+    config.update(
+        max_latents=LATENTS,
+        min_latents=LATENTS,
+        max_answer_tokens=3,
+        prompt_slots=(12,),
+        cpu_devices=2,
+    )
     config.prompt.answers = "texts"
     config.dropout.rate = 0.1
     config.data.chain.update(depth=DEPTH, modulus=MODULUS)
@@ -37,9 +47,13 @@ def get_config(rewards: str = "length"):
         stage_steps=1500, final_steps=400, stage_until=0.98, final_latents="published", suffix_slots=(4, 10, 16),
         dropout=0.0,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
+    config.imitate.optimizer.update(
+        learning_rate=2e-3, warmup_steps=100, schedule="constant"
+    )
     # The only candidate length is all six.
-    config.cold_start.update(batch_size=64, micro_batches=1, steps=200, evaluate_every=50, patience=3)
+    config.cold_start.update(
+        batch_size=64, micro_batches=1, steps=200, evaluate_every=50, patience=3
+    )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
     config.rewards = REWARDS[rewards]
     config.rl.update(batch_size=32, group=8, steps=600, temperature=1.0)

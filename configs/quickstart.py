@@ -87,7 +87,9 @@ def get_config(cell: str = ""):
         learning_rate=2e-3, warmup_steps=100, schedule="constant"
     )
     if thinks:
-        config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98, final_latents="steps")
+        config.imitate.update(
+            recipe="simcot", c_thought=1, stage_until=0.98, final_latents="steps"
+        )
         config.imitate.simcot.keep = True
         if not tunes:
             config.imitate.update(control=True, control_rate=RATES["further"])

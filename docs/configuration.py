@@ -35,7 +35,9 @@ def meanings(cls: type) -> dict[str, str]:
     """Field -> what the docstrings of a class and of its bases say of it."""
     found = {}
     for each in reversed(cls.__mro__):
-        _, _, text = inspect.cleandoc(each.__dict__.get("__doc__") or "").partition("Attributes:\n")
+        _, _, text = inspect.cleandoc(each.__dict__.get("__doc__") or "").partition(
+            "Attributes:\n"
+        )
         names: list[str] = []
         for line in text.splitlines():
             if not line.startswith("    "):
@@ -49,7 +51,11 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def shown(value: Any) -> str:
-    text = {None: "None", "": '`""`', (): "`()`"}.get(value) if not isinstance(value, dict) else "none"
+    text = (
+        {None: "None", "": '`""`', (): "`()`"}.get(value)
+        if not isinstance(value, dict)
+        else "none"
+    )
     return text or f"`{value}`".replace("|", "\\|")
 
 
@@ -95,19 +101,35 @@ def rows(members: dict[str, Any]) -> list[str]:
         says = _MADE | meanings(cls)
         for field in described(settings):
             if not dataclasses.is_dataclass(field.default):
-                found[field.name, allowed(field.values), says[field.name]][member] = shown(field.default)
+                found[field.name, allowed(field.values), says[field.name]][member] = (
+                    shown(field.default)
+                )
     several = len(members) > 1
-    lines = ["|key|" + "of|" * several + "default|values|meaning|", "|---|" + "---|" * several + "---|---|---|"]
+    lines = [
+        "|key|" + "of|" * several + "default|values|meaning|",
+        "|---|" + "---|" * several + "---|---|---|",
+    ]
     for (name, values, meaning), defaults in found.items():
         cells = [f"`{name}`"]
         if several:
-            cells.append("all" if len(defaults) == len(members) else ", ".join(defaults))
+            cells.append(
+                "all" if len(defaults) == len(members) else ", ".join(defaults)
+            )
         by_value = defaultdict(list)
         for member, default in defaults.items():
             by_value[default].append(member)
         one = len(by_value) == 1
-        cells.append(", ".join(v if one else f"{v} ({', '.join(names)})" for v, names in by_value.items()))
-        lines.append("|" + "|".join([*cells, values, meaning.rstrip(".").replace("|", "\\|")]) + "|")
+        cells.append(
+            ", ".join(
+                v if one else f"{v} ({', '.join(names)})"
+                for v, names in by_value.items()
+            )
+        )
+        lines.append(
+            "|"
+            + "|".join([*cells, values, meaning.rstrip(".").replace("|", "\\|")])
+            + "|"
+        )
     return lines
 
 
@@ -122,16 +144,30 @@ def sections(settings: Any, key: str) -> dict[str, Any]:
 
 def render() -> str:
     every = sections(Config, "config")
-    optimizers = {key.split(".")[1]: found for key, found in every.items() if key.endswith(".optimizer")}
+    optimizers = {
+        key.split(".")[1]: found
+        for key, found in every.items()
+        if key.endswith(".optimizer")
+    }
     free = ", ".join(f"`{key}`" for key in CHANGES_NOTHING)
-    parts = [_HEAD, f"These change no result, and may differ when a run goes on: {free}.\n"]
+    parts = [
+        _HEAD,
+        f"These change no result, and may differ when a run goes on: {free}.\n",
+    ]
     for key, settings in every.items():
         cls = settings if isinstance(settings, type) else type(settings)
-        if key.endswith(".optimizer") or key.startswith("config.latent_policy.") or not dataclasses.fields(cls):
+        if (
+            key.endswith(".optimizer")
+            or key.startswith("config.latent_policy.")
+            or not dataclasses.fields(cls)
+        ):
             continue
         parts += [f"## {key}\n", "\n".join(rows({key: settings})) + "\n"]
         if key == "config.latent_policy":
-            parts += ["## config.latent_policy.NAME\n", "\n".join(rows(LATENT_POLICIES)) + "\n"]
+            parts += [
+                "## config.latent_policy.NAME\n",
+                "\n".join(rows(LATENT_POLICIES)) + "\n",
+            ]
         if key == "config.rl":
             parts += ["## config.objective.NAME\n", "\n".join(rows(OBJECTIVES)) + "\n"]
     parts += ["## config.STAGE.optimizer\n", "\n".join(rows(optimizers))]

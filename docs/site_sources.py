@@ -27,7 +27,9 @@ def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
     for source, name in BESIDE.items():
         markdown = markdown.replace(f"](../{source})", f"]({name})")
     address = (config.repo_url or "").rstrip("/")
-    return _OUTSIDE.sub(rf"[\1]({address}/blob/HEAD/\2)" if address else r"\1", markdown)
+    return _OUTSIDE.sub(
+        rf"[\1]({address}/blob/HEAD/\2)" if address else r"\1", markdown
+    )
 
 
 class Sections(griffe.Extension):

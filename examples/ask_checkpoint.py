@@ -9,10 +9,14 @@ import sys
 import slpo_jax as slpo
 
 CHECKPOINT = "ModalityDance/latent-tts-coconut"
-QUESTION = "Tom has 3 boxes of 12 pens. He gives 7 pens away. How many pens has he left?"
+QUESTION = (
+    "Tom has 3 boxes of 12 pens. He gives 7 pens away. How many pens has he left?"
+)
 
 
-def main(checkpoint: str = CHECKPOINT, question: str = QUESTION, latents: int = 6) -> slpo.Solution:
+def main(
+    checkpoint: str = CHECKPOINT, question: str = QUESTION, latents: int = 6
+) -> slpo.Solution:
     """Load the checkpoint and ask it.
 
     Args:

@@ -28,7 +28,11 @@ def write_problems(file: Path, largest: int) -> None:
             rows.writerow([question, steps, a + b * c])
 
 
-def main(folder: Path = Path("runs/own_data"), largest: int = 12, more: Mapping[str, Any] | None = None) -> slpo.Run:
+def main(
+    folder: Path = Path("runs/own_data"),
+    largest: int = 12,
+    more: Mapping[str, Any] | None = None,
+) -> slpo.Run:
     """Write the problems, show how they are read, train, and ask the reasoner.
 
     Args:
@@ -44,7 +48,11 @@ def main(folder: Path = Path("runs/own_data"), largest: int = 12, more: Mapping[
     run = slpo.train(train=file, workdir=folder / "run", config=more)
     print(f"report: {folder / 'run' / 'report.html'}")
     reasoner = slpo.load(folder / "run")
-    print(reasoner.solve("Ada has 3 pens . She buys 4 boxes of 5 pens . How many pens has she ?"))
+    print(
+        reasoner.solve(
+            "Ada has 3 pens . She buys 4 boxes of 5 pens . How many pens has she ?"
+        )
+    )
     return run
 
 

@@ -15,8 +15,12 @@ OPERATIONS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b
 
 def value_of(words: list[str]) -> int | None:
     """What an expression comes to, from left to right; None if it is no expression."""
-    numbers, operations = words[::2], words[1::2]
-    if not all(word.isdigit() for word in numbers) or len(numbers) != len(operations) + 1:
+    numbers = words[::2]
+    operations = words[1::2]
+    if (
+        not all(word.isdigit() for word in numbers)
+        or len(numbers) != len(operations) + 1
+    ):
         return None
     if not all(word in OPERATIONS for word in operations):
         return None
@@ -36,7 +40,9 @@ def near(numbers: list[int], goal: int, completion: str) -> float:
     return 1.0 if distance == 0 else 0.5 / (1 + distance)
 
 
-def main(workdir: Path = Path("runs/own_reward"), more: Mapping[str, Any] | None = None) -> slpo.Evaluation:
+def main(
+    workdir: Path = Path("runs/own_reward"), more: Mapping[str, Any] | None = None
+) -> slpo.Evaluation:
     """Imitate, reward, and compare the reasoner before and after.
 
     Args:

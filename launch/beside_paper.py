@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "published.json"
 SETS = {"gsm8k": "GSM8K", "gsm_hard": "GSM-Hard", "multiarith": "MultiArith"}
 METRICS = {"acc": "Acc", "pass@8": "Pass@8", "pass@16": "Pass@16"}
-FIXED = ("--config.gate.enabled=False", "--config.max_latents=6")  # published reasoners without a gate
+FIXED = (
+    "--config.gate.enabled=False",
+    "--config.max_latents=6",
+)  # published reasoners without a gate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,10 @@ class Checkpoint:
 
 def _paper(*figures: float) -> dict[str, tuple[float, float, float]]:
     """Nine figures, three of each set, as a row of the paper has them."""
-    return {name: (figures[3 * i], figures[3 * i + 1], figures[3 * i + 2]) for i, name in enumerate(SETS)}
+    return {
+        name: (figures[3 * i], figures[3 * i + 1], figures[3 * i + 2])
+        for i, name in enumerate(SETS)
+    }
 
 
 CHECKPOINTS = {
@@ -86,8 +92,19 @@ def evaluate(name: str, folder: str, limit: int, flags: list[str]) -> None:
     """
     checkpoint = CHECKPOINTS[name]
     config = ROOT / "configs" / f"{checkpoint.config}.py"
-    command = [sys.executable, "-m", "slpo_jax.main", f"--config={config}:{folder}", f"--workdir=runs/published/{name}"]
-    command += ["--config.stages=('evaluate',)", f"--config.evaluate.limit={limit}", *checkpoint.flags, *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "slpo_jax.main",
+        f"--config={config}:{folder}",
+        f"--workdir=runs/published/{name}",
+    ]
+    command += [
+        "--config.stages=('evaluate',)",
+        f"--config.evaluate.limit={limit}",
+        *checkpoint.flags,
+        *flags,
+    ]
     if subprocess.run(command, check=False).returncode:
         raise UserError(
             f"{name}: its evaluation failed; mend what its last line says, then give the same command again"
@@ -96,7 +113,14 @@ def evaluate(name: str, folder: str, limit: int, flags: list[str]) -> None:
 
 def table() -> dict[str, Any]:
     """The paper's figures beside ours, which are null where nothing was evaluated."""
-    columns = ["", *(f"{title}, {whose}" for title in METRICS.values() for whose in ("paper", "ours"))]
+    columns = [
+        "",
+        *(
+            f"{title}, {whose}"
+            for title in METRICS.values()
+            for whose in ("paper", "ours")
+        ),
+    ]
     rows: list[list[Any]] = []
     for name, checkpoint in CHECKPOINTS.items():
         report = Path("runs/published") / name / "report.json"
@@ -116,16 +140,32 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]
     Raises:
         UserError: one of them can't be used.
     """
-    parser = FlagParser(prog="python launch/beside_paper.py", description="Published checkpoints beside the paper.")
-    parser.add_argument("folder", help="with gsm_valid.json, gsm_test.json, gsm_hard.json and multiarith.json")
-    parser.add_argument("--only", default="", help="checkpoints, e.g. coconut_gpt2,codi_gpt2; default: all")
-    parser.add_argument("--limit", type=int, default=0, help="problems of each set; default: all")
-    parser.add_argument("--out", type=Path, default=FILE, help="default: results/published.json")
+    parser = FlagParser(
+        prog="python launch/beside_paper.py",
+        description="Published checkpoints beside the paper.",
+    )
+    parser.add_argument(
+        "folder",
+        help="with gsm_valid.json, gsm_test.json, gsm_hard.json and multiarith.json",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="checkpoints, e.g. coconut_gpt2,codi_gpt2; default: all",
+    )
+    parser.add_argument(
+        "--limit", type=int, default=0, help="problems of each set; default: all"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=FILE, help="default: results/published.json"
+    )
     flags, more = parser.parse_known_args(argv)
     known = [name for name, checkpoint in CHECKPOINTS.items() if checkpoint.config]
     flags.names = flags.only.split(",") if flags.only else known
     if unknown := sorted({*flags.names} - {*known}):
-        raise UserError(f"--only: no checkpoint is known as {unknown[0]}; give some of {', '.join(known)}")
+        raise UserError(
+            f"--only: no checkpoint is known as {unknown[0]}; give some of {', '.join(known)}"
+        )
     return flags, more
 
 

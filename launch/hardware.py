@@ -19,9 +19,16 @@ import coconut_gpt2  # noqa: E402 - needs the path
 
 FILE = ROOT / "results" / "hardware.json"
 SMALL_CARD = 24 * 2**30 / 1e9  # GB of an RTX 3090 or 4090
-GPU_SHARE = 0.92  # of a GPU's memory that programs get, as launch/one_machine.sh sets it
+GPU_SHARE = (
+    0.92  # of a GPU's memory that programs get, as launch/one_machine.sh sets it
+)
 COMPILED = ("RTX A6000, 48 GB", "H100, 80 GB", "TPU v5e, 16 GB")
-MEASURED = {"CoT-SFT": "CoT-SFT", "CODI": "CODI", "cold gate": "cold start", "SLPO": "SLPO"}  # rows of real_gpu.json
+MEASURED = {
+    "CoT-SFT": "CoT-SFT",
+    "CODI": "CODI",
+    "cold gate": "cold start",
+    "SLPO": "SLPO",
+}  # rows of real_gpu.json
 
 
 def _tables(name: str) -> dict[str, Any]:
@@ -48,7 +55,9 @@ def _needed(gigabytes: float, shared: int, fits: bool) -> str:
 def memory() -> dict[str, Any]:
     """GB that each stage of each model needs on each card, as XLA predicts."""
     compiled = _tables("memory")
-    names = list(dict.fromkeys(row[0] for card in COMPILED for row in compiled[card]["rows"]))
+    names = list(
+        dict.fromkeys(row[0] for card in COMPILED for row in compiled[card]["rows"])
+    )
     rows = [[name, *("" for _ in range(1 + len(COMPILED)))] for name in names]
     for i, card in enumerate(COMPILED):
         table = compiled[card]
@@ -61,20 +70,42 @@ def memory() -> dict[str, Any]:
                 continue
             row[2 + i] = _needed(needed[name], shared[name], fits[name] == "yes")
             if i == 0:
-                row[1] = _needed(needed[name], shared[name], needed[name] <= GPU_SHARE * SMALL_CARD)
+                row[1] = _needed(
+                    needed[name], shared[name], needed[name] <= GPU_SHARE * SMALL_CARD
+                )
     return {"columns": ["", "24 GB", *COMPILED], "rows": rows}
 
 
 def hours() -> dict[str, Any]:
     """Seconds of a step where one was measured, and the hours of a stage's steps at that rate."""
     config = coconut_gpt2.get_config()
-    step = _column(_tables("accelerator")["predicted and measured"], "measured")["a step (s)"]
+    step = _column(_tables("accelerator")["predicted and measured"], "measured")[
+        "a step (s)"
+    ]
     imitate = config.imitate
-    steps = imitate.cot_steps + imitate.max_latent_stage * imitate.stage_steps + imitate.final_steps
+    steps = (
+        imitate.cot_steps
+        + imitate.max_latent_stage * imitate.stage_steps
+        + imitate.final_steps
+    )
     rows: list[list[Any]] = [
         ["GPT-2 124M, COCONUT's imitation", "", steps, None, None, ""],
-        ["GPT-2 124M, cold start, at most", "", config.cold_start.steps, None, None, ""],
-        ["GPT-2 124M, SLPO", "H100", config.rl.steps, step, config.rl.steps * step / 3600, "estimated from 3 steps"],
+        [
+            "GPT-2 124M, cold start, at most",
+            "",
+            config.cold_start.steps,
+            None,
+            None,
+            "",
+        ],
+        [
+            "GPT-2 124M, SLPO",
+            "H100",
+            config.rl.steps,
+            step,
+            config.rl.steps * step / 3600,
+            "estimated from 3 steps",
+        ],
     ]
     real = _tables("real_gpu")
     speeds = _column(real["programs"], "steps/s")
@@ -82,11 +113,26 @@ def hours() -> dict[str, Any]:
     times["SLPO"] = times["slpo"]
     for name, title in MEASURED.items():
         seconds = 1 / speeds[name]
-        row = [f"SmolLM2-135M, {title}, `benchmarks.real`", "H200", times[name], seconds, times[name] * seconds / 3600]
+        row = [
+            f"SmolLM2-135M, {title}, `benchmarks.real`",
+            "H200",
+            times[name],
+            seconds,
+            times[name] * seconds / 3600,
+        ]
         rows.append([*row, "measured"])
     wall = _column(real["wall"], "seconds")
     whole = (wall["first call"] + wall["second call"]) / 3600
-    rows.append(["SmolLM2-135M, all of `benchmarks.real`", "H200", None, None, whole, "measured, with compiling"])
+    rows.append(
+        [
+            "SmolLM2-135M, all of `benchmarks.real`",
+            "H200",
+            None,
+            None,
+            whole,
+            "measured, with compiling",
+        ]
+    )
     columns = ["", "card", "steps", "a step (s)", "hours", "known from"]
     return {"columns": columns, "digits": 3, "rows": rows}
 

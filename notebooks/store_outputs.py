@@ -31,11 +31,15 @@ def _code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 def _kept(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     """Standard output in one piece, and pictures."""
-    text = "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+    text = "".join(
+        output.text for output in cell.outputs if output.get("name") == "stdout"
+    )
     kept = [nbformat.v4.new_output("stream", name="stdout", text=text)] if text else []
     for output in cell.outputs:
         if picture := output.get("data", {}).get("image/png"):
-            kept.append(nbformat.v4.new_output("display_data", data={"image/png": picture}))
+            kept.append(
+                nbformat.v4.new_output("display_data", data={"image/png": picture})
+            )
     return kept
 
 
@@ -45,9 +49,13 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     Args:
         folder: where the run goes.
     """
-    run = nbformat.from_dict({**notebook, "cells": [cell for cell in notebook.cells if not _installs(cell)]})
+    run = nbformat.from_dict(
+        {**notebook, "cells": [cell for cell in notebook.cells if not _installs(cell)]}
+    )
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(run, timeout=None, kernel_name="python3", resources=resources).execute()
+    nbclient.NotebookClient(
+        run, timeout=None, kernel_name="python3", resources=resources
+    ).execute()
     by_id = {cell.id: cell for cell in run.cells}
     for cell in _code(notebook):
         cell.execution_count = None

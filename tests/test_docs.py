@@ -56,9 +56,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-METHODS = [
-    ROOT / "docs" / f"methods{part}.md" for part in ("", "_soft", "_text")
-]
+METHODS = [ROOT / "docs" / f"methods{part}.md" for part in ("", "_soft", "_text")]
 EXTEND = ROOT / "docs" / "extend.md"
 OF_A_RUN = {
     "checkpoints",
@@ -103,7 +101,12 @@ def example_paths() -> set[str]:
 
 def examples() -> list[tuple[str, str]]:
     """(file, code) of those that register something."""
-    pages = (ROOT / "README.md", EXTEND, ROOT / "docs" / "rewards.md", ROOT / "docs" / "tutorial.md")
+    pages = (
+        ROOT / "README.md",
+        EXTEND,
+        ROOT / "docs" / "rewards.md",
+        ROOT / "docs" / "tutorial.md",
+    )
     return _EXAMPLE.findall("".join(page.read_text() for page in pages))
 
 

@@ -23,14 +23,20 @@ TINY = {
 
 def script(name: str):
     """The module of one of the examples."""
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", ROOT / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"examples_{name}", ROOT / "examples" / f"{name}.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_examples_are_short():
-    assert {path.stem for path in SCRIPTS} == {"own_reward", "own_data", "ask_checkpoint"}
+    assert {path.stem for path in SCRIPTS} == {
+        "own_reward",
+        "own_data",
+        "ask_checkpoint",
+    }
     assert all(len(path.read_text().splitlines()) <= 60 for path in SCRIPTS)
 
 
@@ -41,7 +47,9 @@ def test_examples_are_short():
 )  # fmt: skip
 def test_the_example_s_reward(completion, points):
     near = script("own_reward").near
-    assert near(numbers=[3, 11, 19], goal=68, completion=completion) == pytest.approx(points)
+    assert near(numbers=[3, 11, 19], goal=68, completion=completion) == pytest.approx(
+        points
+    )
 
 
 @pytest.mark.slow
@@ -74,7 +82,10 @@ def test_a_published_checkpoint_is_asked(tmp_path, capsys):
     solution = script("ask_checkpoint").main(str(tmp_path), question)
     tokens, latents = case.decode(question)
     assert len(solution.latents) == len(latents) == 6
-    assert solution.text.split() == case.tokenizer.decode(tokens, skip_special_tokens=True).split()
+    assert (
+        solution.text.split()
+        == case.tokenizer.decode(tokens, skip_special_tokens=True).split()
+    )
     assert "latent 6:" in capsys.readouterr().out
 
 
@@ -88,14 +99,24 @@ def test_published_checkpoints_stand_beside_the_paper(tmp_path, monkeypatch):
     there.mkdir(parents=True)
     published.coconut_hugging_face(there)
     for name in ("gsm_valid", "gsm_test", "gsm_hard", "multiarith"):
-        problems = [{"question": question, "steps": [], "answer": "7"} for question in published.QUESTIONS[:3]]
+        problems = [
+            {"question": question, "steps": [], "answer": "7"}
+            for question in published.QUESTIONS[:3]
+        ]
         write_jsonl(tmp_path / "data" / f"{name}.json", problems)
     out = tmp_path / "published.json"
-    small = ["--config.evaluate.samples=16", "--config.evaluate.seeds=1", "--config.prompt_slots=(64,)"]
-    assert beside_paper.main(["data", "--only=coconut_gpt2", f"--out={out}", *small]) == 0
+    small = [
+        "--config.evaluate.samples=16",
+        "--config.evaluate.seeds=1",
+        "--config.prompt_slots=(64,)",
+    ]
+    assert (
+        beside_paper.main(["data", "--only=coconut_gpt2", f"--out={out}", *small]) == 0
+    )
     (table,) = json.loads(out.read_text())["tables"].values()
     rows = {row[0]: row[1:] for row in table["rows"]}
-    paper, ours = rows["COCONUT, GPT-2 124M, GSM8K"][::2], rows["COCONUT, GPT-2 124M, GSM8K"][1::2]
+    paper = rows["COCONUT, GPT-2 124M, GSM8K"][::2]
+    ours = rows["COCONUT, GPT-2 124M, GSM8K"][1::2]
     assert paper == [34.12, 45.79, 49.13]
     assert 3 * ours[0] / 100 == pytest.approx(round(3 * ours[0] / 100))
     assert rows["CODI, GPT-2 124M, GSM8K"][1::2] == [None] * 3

@@ -143,7 +143,10 @@ def test_rows_and_tables_have_the_names_of_today(tmp_path):
     assert tables.in_todays_words(renamed) == renamed
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "one.json").write_text(tables.dump({"tables": older}))
-    for title, row in (("minus imitation", "keys and values"), ("minus SFT", "replay, above keys")):
+    for title, row in (
+        ("minus imitation", "keys and values"),
+        ("minus SFT", "replay, above keys"),
+    ):
         page = f"<!-- table: results/one.json, {title}; rows: {row} -->\n<!-- end -->"
         assert f"| {TODAY[row]} | 1 |" in tables.rendered(page, tmp_path)
 
@@ -162,7 +165,9 @@ def test_pages_are_rendered_from_results(page):
 
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _VERSION = r"(?:Python|jax) [\d.]+(?: to [\d.]+)?"
-_NO_PROSE = re.compile(rf"<!--.*?-->|^\|[^\n]*|`[^`]*`|\]\([^)]*\)|{_VERSION}", re.DOTALL | re.MULTILINE)
+_NO_PROSE = re.compile(
+    rf"<!--.*?-->|^\|[^\n]*|`[^`]*`|\]\([^)]*\)|{_VERSION}", re.DOTALL | re.MULTILINE
+)
 _NUMBER = r"(?<![\w.-])[-+]?(\d+\.\d+)(?![\w-]|\.\d)"
 _CLAIM = re.compile(
     rf"(?:{_NUMBER}[^\[\]\d]{{0,20}} )?\[[-+]?(\d+\.\d+), [-+]?(\d+\.\d+)\]|{_NUMBER} ± (\d+\.\d+)|{_NUMBER}"
@@ -188,7 +193,12 @@ def unfounded(text, read):
     found = []
     for section in re.split(r"^## ", text, flags=re.MULTILINE):
         names = dict.fromkeys(re.findall(r"results/\w+\.json", section))
-        cells = [cell for name in names for table in read(name).values() for cell in cells_of(table)]
+        cells = [
+            cell
+            for name in names
+            for table in read(name).values()
+            for cell in cells_of(table)
+        ]
         prose = " ".join(_NO_PROSE.sub(" ", _FENCE.sub("", section)).split())
         for groups in _CLAIM.findall(prose):
             claim = [figure for figure in groups if figure]
@@ -204,23 +214,41 @@ def _holds(cell, figure):
 
 
 def test_a_claim_without_a_cell_is_found():
-    stored = {"a": {"rows": [["x", {"value": -1.26, "low": -2.0, "high": 0.5}, 0.25, {"value": 7.0, "se": 3.0}]]}}
-    page = (
-        "## One\nLost 1.3 points [-2.0, +0.5] on SmolLM-1.7B; v 1.2.3 `9.9`\n<!-- results/one.json 6.6 -->\n| 8.8 |\n"
-    )
+    stored = {
+        "a": {
+            "rows": [
+                [
+                    "x",
+                    {"value": -1.26, "low": -2.0, "high": 0.5},
+                    0.25,
+                    {"value": 7.0, "se": 3.0},
+                ]
+            ]
+        }
+    }
+    page = "## One\nLost 1.3 points [-2.0, +0.5] on SmolLM-1.7B; v 1.2.3 `9.9`\n<!-- results/one.json 6.6 -->\n| 8.8 |\n"
     page += "or 0.25, 7.0 ± 3.0\n"
     assert unfounded(page, lambda name: stored) == []
     changed = page.replace("1.3", "0.2").replace("or 0.25", "or 0.26")
     assert unfounded(changed, lambda name: stored) == [["0.2", "2.0", "0.5"], ["0.26"]]
-    assert unfounded(page.replace("7.0 ±", "0.2 ±"), lambda name: stored) == [["0.2", "3.0"]]
-    assert unfounded(f"{page}## Two\nIt gained 1.3.\n", lambda name: stored) == [["1.3"]]
+    assert unfounded(page.replace("7.0 ±", "0.2 ±"), lambda name: stored) == [
+        ["0.2", "3.0"]
+    ]
+    assert unfounded(f"{page}## Two\nIt gained 1.3.\n", lambda name: stored) == [
+        ["1.3"]
+    ]
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
 def test_figures_in_prose_are_of_a_file_that_their_section_names(name):
     """A link, a table or a comment, <!-- figures: results/NAME.json -->, names it."""
     text = (tables.ROOT / name).read_text()
-    assert unfounded(text, lambda file: json.loads((tables.ROOT / file).read_text())["tables"]) == []
+    assert (
+        unfounded(
+            text, lambda file: json.loads((tables.ROOT / file).read_text())["tables"]
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("name", tables.FIGURES)

@@ -276,6 +276,10 @@ def _load(
             unanswered=unanswered,
         )
     # No reward asks for the other columns yet; they are only kept.
-    used = {role: names for role, names in problems.field_use.used.items() if role != "reward"}
+    used = {
+        role: names
+        for role, names in problems.field_use.used.items()
+        if role != "reward"
+    }
     field_use = dataclasses.replace(problems.field_use, used=used)
     return problems.with_only(problems, field_use=field_use)

@@ -198,7 +198,8 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
 
 
 def has_latent_tokens(
-    tokenizer: "PreTrainedTokenizerFast", markers: tuple[str, str] = (START_LATENT, END_LATENT)
+    tokenizer: "PreTrainedTokenizerFast",
+    markers: tuple[str, str] = (START_LATENT, END_LATENT),
 ) -> bool:
     """Tell whether a tokenizer knows, by name, the tokens that start and end a thought."""
     return {*markers} <= tokenizer.get_vocab().keys()

@@ -108,13 +108,19 @@ class Stage:
         """
         config = self.experiment.config
         if self.section == RL:
-            steps, schedule = self.settings.steps, self.settings.optimizer.schedule
+            steps = self.settings.steps
+            schedule = self.settings.optimizer.schedule
         elif self.name == CONTROL:
-            steps, schedule = config.rl.steps, config.imitate.optimizer.schedule
+            steps = config.rl.steps
+            schedule = config.imitate.optimizer.schedule
         else:
             return False
         has_begun = self.folder.config.is_file()
-        if not has_begun or schedule != "constant" or (self.section == RL and config.rl.lora.rank):
+        if (
+            not has_begun
+            or schedule != "constant"
+            or (self.section == RL and config.rl.lora.rank)
+        ):
             return False
         return self.folder.read_config()["rl"]["steps"] < steps
 
@@ -122,12 +128,18 @@ class Stage:
     def settings(self) -> Any:
         """The stage's section of the config, with what an objective has of its own instead."""
         section = getattr(self.experiment.config, self.section)
-        return section if self.section != RL else rl_of(section, self.experiment.config.objective[self.name])
+        return (
+            section
+            if self.section != RL
+            else rl_of(section, self.experiment.config.objective[self.name])
+        )
 
     @functools.cached_property
     def validated_every(self) -> int:
         """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
-        can = self.section in (COLD_START, RL) or (self.section == LATENT_RM and self.experiment.config.data.valid)
+        can = self.section in (COLD_START, RL) or (
+            self.section == LATENT_RM and self.experiment.config.data.valid
+        )
         return self.settings.evaluate_every if can else 0
 
     @functools.cached_property
@@ -139,11 +151,16 @@ class Stage:
         Raises:
             UserError: that one is neither there nor about to be.
         """
-        config, after = self.experiment.config, ""
-        if self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
+        config = self.experiment.config
+        after = ""
+        if (
+            self.section == RL and self.name in config.objective
+        ):  # else the config doesn't know what left it
             after = config.objective[self.name].after
         goes_on = self.name in (CONTROL, UNFINISHED[CONTROL])
-        usual = {IMITATE: (IMITATE,) if goes_on else (), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
+        usual = {IMITATE: (IMITATE,) if goes_on else (), COLD_START: (IMITATE,)}.get(
+            self.section, USUAL_START
+        )
         for stage in map(self.experiment.stage, (after,) if after else usual):
             if stage.folder.is_finished or stage.wanted:
                 return stage
@@ -162,13 +179,18 @@ def build(config: Config, workdir: Path) -> Experiment:
         UserError: a key's value can't be used.
     """
     check_utf8(workdir, "--workdir=")
-    paths, identity = Workdir(workdir), None
+    paths = Workdir(workdir)
+    identity = None
     if config.init:
         identity = identify(config.init, config.base, config.lora_alpha)
         config = changed(config, {"init": identity.source})
     lines = _used_otherwise(config, identity, paths)
     if config.base and not (identity and identity.base):
-        why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
+        why = (
+            f"{config.init} has a config and a tokenizer of its own"
+            if config.init
+            else "config.init is not set"
+        )
         lines.append(f"config.base: {config.base} is not used, {why}")
     setup = assemble(config, paths, identity)
     for line in lines if hosts.is_first() else ():
@@ -176,11 +198,15 @@ def build(config: Config, workdir: Path) -> Experiment:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--workdir={workdir}: is no directory to write to ({error.strerror}); give another") from None
+        raise UserError(
+            f"--workdir={workdir}: is no directory to write to ({error.strerror}); give another"
+        ) from None
     return Experiment(**vars(setup), workdir=paths, log=MetricsLog(paths))
 
 
-def _used_otherwise(config: Config, identity: Identity | None, workdir: Workdir) -> list[str]:
+def _used_otherwise(
+    config: Config, identity: Identity | None, workdir: Workdir
+) -> list[str]:
     """Say where a run uses checkpoints in another way than they were made for: what it starts from, or evaluates.
 
     Args:
@@ -190,8 +216,17 @@ def _used_otherwise(config: Config, identity: Identity | None, workdir: Workdir)
     stages = workdir.finished_stages()
     lines = [differences(config, identity)] if identity else []
     if stages and {*config.stages} == {EVALUATE}:
-        now = {key: value for key, value in rollout_settings(config).items() if not key.startswith("evaluate.")}
-        lines = [say_differences(stage, now, flatten(workdir.stage_folder(stage).read_config())) for stage in stages]
+        now = {
+            key: value
+            for key, value in rollout_settings(config).items()
+            if not key.startswith("evaluate.")
+        }
+        lines = [
+            say_differences(
+                stage, now, flatten(workdir.stage_folder(stage).read_config())
+            )
+            for stage in stages
+        ]
     return list(filter(None, lines))
 
 
@@ -213,89 +248,164 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     stages = {stage.name for stage in (*to_come, *experiment.finished)}
     by_gate: dict[str, Any] = {"stopping": "length", "rules": (config.max_latents,)}
     if gated:
-        by_gate = {"stopping": "threshold", "rules": tuple(config.evaluate.thresholds), "gated": True}
+        by_gate = {
+            "stopping": "threshold",
+            "rules": tuple(config.evaluate.thresholds),
+            "gated": True,
+        }
     report_rows = _of_imitation(config, stages, by_gate)
     # Without a cold start of the gate, imitation itself is what an objective starts from.
     before = (IMITATE,) if not gated or config.imitate.gate_weight else ()
     earlier: tuple[str, ...] = ()
-    for section, (label, about) in {section: entry.row for section, entry in ABOUT.items() if entry.row}.items():
+    for section, (label, about) in {
+        section: entry.row for section, entry in ABOUT.items() if entry.row
+    }.items():
         if section in stages:
             baselines = (*earlier, *before, BEST_FIXED)
-            report_rows.append(_row(section, label, 3 + len(earlier), about, baselines, **by_gate))
+            report_rows.append(
+                _row(section, label, 3 + len(earlier), about, baselines, **by_gate)
+            )
         earlier = (section, *earlier)
     # In config's order, then any others by name.
-    trained = {stage.name for stage in to_come if stage.section == RL} | {*experiment.workdir.finished_objectives()}
+    trained = {stage.name for stage in to_come if stage.section == RL} | {
+        *experiment.workdir.finished_objectives()
+    }
     objectives = [name for name in config.rl.objectives if name in trained]
     objectives += sorted(trained.difference(objectives))
     for place, name in enumerate(objectives):
-        baselines = (*objectives[:place], *earlier, CONTROL, NO_THOUGHT, *before, BEST_FIXED)
+        baselines = (
+            *objectives[:place],
+            *earlier,
+            CONTROL,
+            NO_THOUGHT,
+            *before,
+            BEST_FIXED,
+        )
         label = _label_objective(config, name)
         about = f"What the objective {name} trained."
-        report_rows.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))
+        report_rows.append(
+            _row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate)
+        )
     if report_rows:
         return report_rows
     if not config.init:
-        raise UserError(f"config.init: {experiment.workdir} holds no finished stage to evaluate; give a checkpoint")
-    parts = config.init.rstrip("/").split("/")  # the end of a path tells checkpoints apart; a hub id is as it is
-    label = "checkpoint " + "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])
+        raise UserError(
+            f"config.init: {experiment.workdir} holds no finished stage to evaluate; give a checkpoint"
+        )
+    parts = config.init.rstrip("/").split(
+        "/"
+    )  # the end of a path tells checkpoints apart; a hub id is as it is
+    label = "checkpoint " + "/".join(
+        parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:]
+    )
     about = "The checkpoint that config.init names."
-    return [_row("checkpoint", label, _FIRST_OBJECTIVE, about, before, stage="", **by_gate)]
+    return [
+        _row("checkpoint", label, _FIRST_OBJECTIVE, about, before, stage="", **by_gate)
+    ]
 
 
 def _label_objective(config: Config, name: str) -> str:
     """Name an objective in tables: the control that learns from the answers' keys alone is fine-tuning on them."""
     objective = config.objective.get(name)
-    if isinstance(objective, Pathwise) and objective.estimator == "mixture" and objective.mixture_weight == 0:
+    if (
+        isinstance(objective, Pathwise)
+        and objective.estimator == "mixture"
+        and objective.mixture_weight == 0
+    ):
         return "SFT on keys" if name == "keys" else f"SFT on keys ({name})"
     label = OBJECTIVES[name].label if name in OBJECTIVES else ""
     return label or name
 
 
-def _row(name: str, label: str, order: int, about: str, baselines: tuple[str, ...] = (), **more: Any) -> Row:
-    return Row(name, label, order, about=about, baselines=baselines, **{"stage": name} | more)
+def _row(
+    name: str,
+    label: str,
+    order: int,
+    about: str,
+    baselines: tuple[str, ...] = (),
+    **more: Any,
+) -> Row:
+    return Row(
+        name, label, order, about=about, baselines=baselines, **{"stage": name} | more
+    )
 
 
-def _of_imitation(config: Config, stages: Collection[str], by_gate: dict[str, Any]) -> list[Row]:
+def _of_imitation(
+    config: Config, stages: Collection[str], by_gate: dict[str, Any]
+) -> list[Row]:
     """List the rows of the stage imitate, which stop by numbers of latents, or by the gate where they have taught it.
 
     Args:
         by_gate: how rows with a trained gate stop.
     """
-    own_number, total = own_latents(config), config.max_latents
+    own_number = own_latents(config)
+    total = config.max_latents
     # No number is right for all problems then; without latents there is nothing to choose.
     by_steps = config.imitate.final_latents == "steps" and total > 0
-    lengths, report_rows = tuple(range(1, total + 1)) if by_steps else (own_number,), list[Row]()
+    lengths = tuple(range(1, total + 1)) if by_steps else (own_number,)
+    report_rows = list[Row]()
     if NO_THOUGHT in stages:
         about = "Imitation in as many stages and steps, without latents."
         report_rows.append(_row(NO_THOUGHT, "no latents", -1, about, rules=(0,)))
     if config.imitate.gate_weight:
         return report_rows + _of_taught_stop(config, stages, by_gate)
     if IMITATE in stages:
-        options: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
+        options: dict[str, Any] = {
+            "stage": IMITATE,
+            "fixed": True,
+            "baselines": (NO_THOUGHT,),
+        }
         label = _imitation(config.imitate, own_number)
-        report_rows.append(_row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **options))
+        report_rows.append(
+            _row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **options)
+        )
         if not by_steps and own_number < total:
-            about, label = "Imitation, with as many latents as there may be at most.", "SFT, T_max latents"
-            report_rows.append(_row("imitate_fixed_tmax", label, 1, about, rules=(total,), **options))
+            about = "Imitation, with as many latents as there may be at most."
+            label = "SFT, T_max latents"
+            report_rows.append(
+                _row("imitate_fixed_tmax", label, 1, about, rules=(total,), **options)
+            )
     if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
-        report_rows.append(_row(CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), rules=rules))
+        report_rows.append(
+            _row(CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), rules=rules)
+        )
     return report_rows
 
 
-def _of_taught_stop(config: Config, stages: Collection[str], by_gate: dict[str, Any]) -> list[Row]:
+def _of_taught_stop(
+    config: Config, stages: Collection[str], by_gate: dict[str, Any]
+) -> list[Row]:
     """List the rows of imitation that has taught the gate too: by that gate, and at the right number of latents."""
-    report_rows, total = list[Row](), config.max_latents
+    report_rows = list[Row]()
+    total = config.max_latents
     if IMITATE in stages:
         about = "Imitation, which has taught the gate too."
-        report_rows.append(_row(IMITATE, "SFT", 0, about, ("imitate_by_steps", NO_THOUGHT), **by_gate))
-        right = {"stage": IMITATE, "rules": (total,), "latents_a_step": config.imitate.c_thought}
+        report_rows.append(
+            _row(IMITATE, "SFT", 0, about, ("imitate_by_steps", NO_THOUGHT), **by_gate)
+        )
+        right = {
+            "stage": IMITATE,
+            "rules": (total,),
+            "latents_a_step": config.imitate.c_thought,
+        }
         about = "Imitation, told how many steps a problem has."
-        report_rows.append(_row("imitate_by_steps", "SFT, right length", 1, about, (NO_THOUGHT,), **right))
+        report_rows.append(
+            _row(
+                "imitate_by_steps",
+                "SFT, right length",
+                1,
+                about,
+                (NO_THOUGHT,),
+                **right,
+            )
+        )
     if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
-        report_rows.append(_row(CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), **by_gate))
+        report_rows.append(
+            _row(CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), **by_gate)
+        )
     return report_rows
 
 
@@ -307,15 +417,28 @@ def _imitation(config: ImitateSettings, latents: int) -> str:
         return label
     if config.final_steps:
         return "no latents"
-    return "SFT, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
+    return (
+        "SFT, last steps written"
+        if config.stage_steps * config.max_latent_stage
+        else "CoT-SFT"
+    )
 
 
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Pick from what a checkpoint was trained with, by key, the seed and what is not at its default."""
-    settings, default = flatten(facts), flat_values(Config())
-    for key in [key for key in settings if key.startswith("objective.") and key.endswith(".kind")]:
+    settings = flatten(facts)
+    default = flat_values(Config())
+    for key in [
+        key
+        for key in settings
+        if key.startswith("objective.") and key.endswith(".kind")
+    ]:
         name = key.split(".")[1]
         kind = OBJECTIVES.get(settings[key] or name)
         if kind:
             default |= flatten({"objective": {name: as_json(values(kind()))}})
-    return {key: value for key, value in settings.items() if key == "seed" or value != default.get(key, value)}
+    return {
+        key: value
+        for key, value in settings.items()
+        if key == "seed" or value != default.get(key, value)
+    }

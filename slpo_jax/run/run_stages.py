@@ -25,7 +25,16 @@ from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.progress import say_start
-from slpo_jax.stages import BEST_OF_N, COLD_START, CONTROL, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED
+from slpo_jax.stages import (
+    BEST_OF_N,
+    COLD_START,
+    CONTROL,
+    EVALUATE,
+    IMITATE,
+    LATENT_RM,
+    RL,
+    UNFINISHED,
+)
 
 _SCRIPTS: dict[str, Any] = {
     IMITATE: train_imitation,
@@ -37,7 +46,9 @@ _SCRIPTS: dict[str, Any] = {
 """The file of a section's stages: `prepare` refuses, or returns what `train` needs."""
 
 
-def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Experiment:
+def run_stages(
+    config: Config, workdir: Path, uncut: Config | None = None
+) -> Experiment:
     """Run `config.stages`.
 
     Args:
@@ -60,15 +71,23 @@ def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Ex
             if experiment.left:
                 if hosts.is_first():
                     sets = experiment.sets.items()
-                    lines = [line for item in sets for line in data_summary(*item, config.weighted)]
-                    print("\n".join(dict.fromkeys(lines)), file=sys.stderr, flush=True)  # parts of a source share some
+                    lines = [
+                        line
+                        for item in sets
+                        for line in data_summary(*item, config.weighted)
+                    ]
+                    print(
+                        "\n".join(dict.fromkeys(lines)), file=sys.stderr, flush=True
+                    )  # parts of a source share some
                 experiment.log.start(config.trackers, resolved)
             for stage in experiment.wanted:
                 run_stage(stage, plans[stage.name])
             if EVALUATE in config.stages:
                 run_evaluate(experiment)
         except BaseException:
-            with contextlib.suppress(OSError):  # of a disk that is full; what went wrong first is said
+            with contextlib.suppress(
+                OSError
+            ):  # of a disk that is full; what went wrong first is said
                 experiment.log.close()
             raise
         experiment.log.close()
@@ -77,15 +96,22 @@ def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Ex
 
 def _say_run(experiment: Experiment) -> None:
     """Print the lines on workdir, devices, model and stages, on standard error."""
-    config, devices, stages = experiment.config, experiment.mesh.devices, []
-    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(experiment.abstract_params())]
+    config = experiment.config
+    devices = experiment.mesh.devices
+    stages = []
+    sizes = [
+        math.prod(leaf.shape) for leaf in jax.tree.leaves(experiment.abstract_params())
+    ]
     for stage in experiment.wanted:
         at = f" (at step {max(stage.folder.steps)})" if stage.folder.steps else ""
         stages.append(stage.name + (" (finished)" if stage.is_done else at))
     stages += [EVALUATE] * (EVALUATE in config.stages)
     together = "" if hosts.count() == 1 else f" of {hosts.count()} processes"
     say_start(experiment.workdir.root)
-    print(f"devices: {devices.size} x {devices.flat[0].device_kind}{together}", file=sys.stderr)
+    print(
+        f"devices: {devices.size} x {devices.flat[0].device_kind}{together}",
+        file=sys.stderr,
+    )
     print(f"model: {config.reasoner}, {sum(sizes):,} parameters", file=sys.stderr)
     print(f"stages: {', '.join(stages)}", file=sys.stderr, flush=True)
 
@@ -108,11 +134,17 @@ def run_stage(stage: Stage, plan: Any) -> None:
     ensure_manifest(stage)
     if not stage.is_done:
         _SCRIPTS[stage.section].train(plan)
-    if stage.name in UNFINISHED and hosts.is_first():  # also what a run left that was killed as soon as it was finished
+    if (
+        stage.name in UNFINISHED and hosts.is_first()
+    ):  # also what a run left that was killed as soon as it was finished
         control = stage.experiment.stage(CONTROL)
-        if control.folder.is_finished or not control.wanted:  # else it goes on from there
+        if (
+            control.folder.is_finished or not control.wanted
+        ):  # else it goes on from there
             for unfinished in UNFINISHED.values():
-                shutil.rmtree(stage.experiment.stage(unfinished).folder.path, ignore_errors=True)
+                shutil.rmtree(
+                    stage.experiment.stage(unfinished).folder.path, ignore_errors=True
+                )
 
 
 def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[str, Any]:
@@ -135,7 +167,13 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[st
     if evaluates:
         check_evaluation(experiment)
     starts = {stage.start.name: stage.start for stage in experiment.left}
-    check_models([stage for name, stage in sorted(starts.items()) if name and stage.folder.is_finished])
+    check_models(
+        [
+            stage
+            for name, stage in sorted(starts.items())
+            if name and stage.folder.is_finished
+        ]
+    )
     planned_rows = rows(experiment, planned=True) if evaluates else []
     if "" in starts or any(not row.stage for row in planned_rows):
         experiment.stored_shapes()
@@ -165,16 +203,19 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
     Raises:
         UserError: one is missing, malformed, or has a prompt that is too long.
     """
-    config, unfinished = experiment.config, experiment.left
+    config = experiment.config
+    unfinished = experiment.left
     if unfinished:
         _ = experiment.train, experiment.demos  # asking reads them
     if EVALUATE in config.stages:
         for name in experiment.tests:
             experiment.test_set(name)
     if choosing and not config.data.valid:
-        what, way = "number of latents", ""
+        what = "number of latents"
+        way = ""
         if choosing[0].gated:
-            what, way = "gate's threshold", ", or one threshold, e.g. --config.evaluate.thresholds='(0.5,)'"
+            what = "gate's threshold"
+            way = ", or one threshold, e.g. --config.evaluate.thresholds='(0.5,)'"
         raise UserError(
             f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
             f"set{way}"
@@ -187,10 +228,21 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
 
 def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
-    problems_by_key = {key: experiment.sets[key].problems for key in (*LEARNED, VALID) if key in experiment.sets}
+    problems_by_key = {
+        key: experiment.sets[key].problems
+        for key in (*LEARNED, VALID)
+        if key in experiment.sets
+    }
     for name in experiment.tests:
-        problems, key_of_set = experiment.test_set(name).problems, EVAL + name
+        problems = experiment.test_set(name).problems
+        key_of_set = EVAL + name
         for key, others in problems_by_key.items():
             if count := len(problems) - len(without(problems, others)):
-                logging.warning("%s: %d of %d problems are also in %s", key_of_set, count, len(problems), key)
+                logging.warning(
+                    "%s: %d of %d problems are also in %s",
+                    key_of_set,
+                    count,
+                    len(problems),
+                    key,
+                )
         problems_by_key[key_of_set] = problems

@@ -186,7 +186,9 @@ class Setup:
         Args:
             stored: those of a checkpoint, of which parts that are carried along are among them.
         """
-        shapes = jax.eval_shape(lambda: parts.init_parts(self.parts)) | parts.carried_parts(stored)
+        shapes = jax.eval_shape(
+            lambda: parts.init_parts(self.parts)
+        ) | parts.carried_parts(stored)
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),

@@ -148,7 +148,9 @@ class StageCheckpoints:
         self._manager.wait_until_finished()
         if hosts.is_first():
             # Orbax's own `restore` then reads the parameters on any devices, and not only on as many as these.
-            (self.directory / str(step) / "params" / "_sharding").unlink(missing_ok=True)
+            (self.directory / str(step) / "params" / "_sharding").unlink(
+                missing_ok=True
+            )
             write_checksums(self.directory / str(step))
             shutil.rmtree(self._replaced(step), ignore_errors=True)
 

@@ -129,7 +129,7 @@ def test_the_page_says_what_the_report_says(workdir, dom):
     assert out["headline"]["title"] in _text(shown, "p")
     assert (
         "SLPO"
-         f"{100 * out['average']['slpo']['acc']:.1f} ± {100 * out['average']['slpo']['acc_se']:.1f}"
+        f"{100 * out['average']['slpo']['acc']:.1f} ± {100 * out['average']['slpo']['acc_se']:.1f}"
         in table
     )
     assert (

@@ -140,10 +140,14 @@ def test_impossible_tokens_have_no_share(tiles, size):
     tokens = jnp.where(jnp.isin(tokens, jnp.array(impossible)), 4, tokens)
 
     def loss(hidden, head):
-        found = token_log_probs(hidden, head, tokens, asked, likeliest=True, impossible=impossible)
+        found = token_log_probs(
+            hidden, head, tokens, asked, likeliest=True, impossible=impossible
+        )
         return jnp.sum(found[0] * seen), found
 
-    (_, found), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(hidden, head)
+    (_, found), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(
+        hidden, head
+    )
     logits = hidden_64 @ head_64.T
     assert np.isin(logits.argmax(-1), impossible).any()
     logits[..., list(impossible)] = -np.inf
@@ -151,10 +155,14 @@ def test_impossible_tokens_have_no_share(tiles, size):
     g = np.asarray(seen)[..., None] * (np.eye(V)[np.asarray(tokens)] - np.exp(log_p))
     chosen = np.take_along_axis(log_p, np.asarray(tokens)[..., None], axis=-1)[..., 0]
     asked = np.asarray(asked)
-    np.testing.assert_allclose(np.asarray(found[0])[asked], chosen[asked], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(found[0])[asked], chosen[asked], rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_array_equal(np.asarray(found[1])[asked], logits.argmax(-1)[asked])
     np.testing.assert_allclose(gradients[0], g @ head_64, rtol=1e-5, atol=2e-5)
-    np.testing.assert_allclose(gradients[1], np.tensordot(g, hidden_64, [range(2)] * 2), rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(
+        gradients[1], np.tensordot(g, hidden_64, [range(2)] * 2), rtol=1e-5, atol=2e-5
+    )
 
 
 def test_passes_of_a_vmap_are_theirs_without(tiles):

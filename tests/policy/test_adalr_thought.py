@@ -15,18 +15,38 @@ from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES
-from tiny import CONFIG, END, SlowReasoner, both_params, compiled, keys_of, policy_of, random_prompts, take_rows
+from tiny import (
+    CONFIG,
+    END,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    take_rows,
+)
 
-CONTINUE, STOP, IMPOSSIBLE = 17, 23, (17, 23, END)
-HEAT, T, ROWS = 0.7, tiny.ROLLOUT.max_latents, 400
+CONTINUE = 17
+STOP = 23
+IMPOSSIBLE = (17, 23, END)
+HEAT = 0.7
+T = tiny.ROLLOUT.max_latents
+ROWS = 400
 REASONER = Adalr().on(CONFIG)
-CLEAN = dataclasses.replace(tiny.ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
+CLEAN = dataclasses.replace(
+    tiny.ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2
+)
 PROMPTS = take_rows(random_prompts((5,), 5), [0] * ROWS)
 
 
 def _policy(**changes):
-    policy = policy_of(CLEAN, REASONER, "adalr", temperature=HEAT, continue_id=CONTINUE, stop_id=STOP)
-    return dataclasses.replace(policy, reasoner=policy.reasoner.never_saying(IMPOSSIBLE)).having(**changes)
+    policy = policy_of(
+        CLEAN, REASONER, "adalr", temperature=HEAT, continue_id=CONTINUE, stop_id=STOP
+    )
+    return dataclasses.replace(
+        policy, reasoner=policy.reasoner.never_saying(IMPOSSIBLE)
+    ).having(**changes)
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +55,20 @@ def params():
     params = both_params()
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(REASONER.init, jax.random.key(0))["projector"]
-    own = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / x.shape[0] ** 0.5, jnp.float32), shapes)
+    own = jax.tree.map(
+        lambda x: jnp.asarray(
+            rng.normal(size=x.shape) / x.shape[0] ** 0.5, jnp.float32
+        ),
+        shapes,
+    )
     backbone = params["reasoner"]["backbone"]
-    near = backbone["wte"][CONTINUE] + 0.05 * jnp.asarray(rng.normal(size=CONFIG.n_embd), jnp.float32)
+    near = backbone["wte"][CONTINUE] + 0.05 * jnp.asarray(
+        rng.normal(size=CONFIG.n_embd), jnp.float32
+    )
     table = backbone["wte"].at[STOP].set(near)
-    return params | {"reasoner": {"backbone": backbone | {"wte": table}, "projector": own}}
+    return params | {
+        "reasoner": {"backbone": backbone | {"wte": table}, "projector": own}
+    }
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +86,17 @@ class _Slow:
 
     def __init__(self, params):
         self.reasoner = SlowReasoner(params["reasoner"])
-        self.filter = jax.tree.map(lambda x: np.asarray(x, np.float64), params["reasoner"]["projector"])
+        self.filter = jax.tree.map(
+            lambda x: np.asarray(x, np.float64), params["reasoner"]["projector"]
+        )
         self.prompt = self.reasoner.prompt(PROMPTS, 0)
 
     def latent(self, hidden_D):
         x = hidden_D @ self.filter["fc_in"]["kernel"] + self.filter["fc_in"]["bias"]
-        x = x * special.ndtr(x) @ self.filter["fc_out"]["kernel"] + self.filter["fc_out"]["bias"]
+        x = (
+            x * special.ndtr(x) @ self.filter["fc_out"]["kernel"]
+            + self.filter["fc_out"]["bias"]
+        )
         x = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
         return x * self.filter["norm"]["scale"] + self.filter["norm"]["bias"]
 
@@ -70,16 +104,22 @@ class _Slow:
         """The inputs up to latent tau, and the hidden states after the prompt and each latent."""
         inputs = self.prompt
         for _ in range(tau):
-            inputs = np.concatenate([inputs, self.latent(self.reasoner.hidden(inputs)[-1])[None]])
+            inputs = np.concatenate(
+                [inputs, self.latent(self.reasoner.hidden(inputs)[-1])[None]]
+            )
         return inputs, self.reasoner.hidden(inputs)[len(self.prompt) - 1 :]
 
     def choices(self, hidden_LD):
         """[L, 2]: going on, and stopping."""
-        return special.log_softmax(self.reasoner.logits(hidden_LD)[:, [CONTINUE, STOP]] / HEAT, axis=-1)
+        return special.log_softmax(
+            self.reasoner.logits(hidden_LD)[:, [CONTINUE, STOP]] / HEAT, axis=-1
+        )
 
     def answer(self, inputs, said: list[int]):
         table = self.reasoner.embed([END, *said[:-1]])
-        logits = self.reasoner.logits(self.reasoner.hidden(np.concatenate([inputs, table]))[len(inputs) :])
+        logits = self.reasoner.logits(
+            self.reasoner.hidden(np.concatenate([inputs, table]))[len(inputs) :]
+        )
         logits[:, IMPOSSIBLE] = -np.inf
         return special.log_softmax(logits, axis=-1)[np.arange(len(said)), said]
 
@@ -94,13 +134,18 @@ def test_it_stops_as_often_as_the_two_tokens_say(params, rolled):
     assert expected.sum() == pytest.approx(1.0)
     assert (expected > 0.02).sum() >= 4
     counts = np.bincount(lengths, minlength=T + 1)
-    assert (np.abs(counts - ROWS * expected) < 4 * np.sqrt(ROWS * expected * (1 - expected)) + 1).all()
+    assert (
+        np.abs(counts - ROWS * expected)
+        < 4 * np.sqrt(ROWS * expected * (1 - expected)) + 1
+    ).all()
 
 
 def test_without_noise_it_stops_at_the_likelier_token(params):
-    out = compiled(lambda params, keys: sample(_policy().without_noise(), params, take_rows(PROMPTS, [0]), keys, T))(
-        params, keys_of(1)
-    )
+    out = compiled(
+        lambda params, keys: sample(
+            _policy().without_noise(), params, take_rows(PROMPTS, [0]), keys, T
+        )
+    )(params, keys_of(1))
     log_p = _Slow(params).choices(_Slow(params).thought(T)[1])
     stops = np.flatnonzero(log_p[:T, 1] > log_p[:T, 0])
     assert int(out.lengths[0]) == (stops[0] if len(stops) else T)
@@ -108,17 +153,28 @@ def test_without_noise_it_stops_at_the_likelier_token(params):
 
 def test_likelihood_is_that_of_the_choices_and_of_the_answer(params, rolled):
     out, scores = rolled
-    slow, lengths = _Slow(params), np.asarray(out.lengths)
+    slow = _Slow(params)
+    lengths = np.asarray(out.lengths)
     for tau in range(T + 1):
         row = int(np.flatnonzero(lengths == tau)[0])
         inputs, hidden = slow.thought(tau)
-        np.testing.assert_allclose(out.actions["of"][row, :tau], inputs[len(slow.prompt) :], atol=1e-4)
+        np.testing.assert_allclose(
+            out.actions["of"][row, :tau], inputs[len(slow.prompt) :], atol=1e-4
+        )
         log_p = slow.choices(hidden)
-        np.testing.assert_allclose(scores.action_log_probs[row, :tau], log_p[:tau, 0], atol=1e-4)
-        assert float(scores.halting_log_prob[row]) == pytest.approx(log_p[tau, 1], abs=1e-4)
+        np.testing.assert_allclose(
+            scores.action_log_probs[row, :tau], log_p[:tau, 0], atol=1e-4
+        )
+        assert float(scores.halting_log_prob[row]) == pytest.approx(
+            log_p[tau, 1], abs=1e-4
+        )
         said = spoken(out.tokens[row])
         assert not {*said} & {*IMPOSSIBLE}
-        np.testing.assert_allclose(scores.token_log_probs[row, : len(said)], slow.answer(inputs, said), atol=1e-4)
+        np.testing.assert_allclose(
+            scores.token_log_probs[row, : len(said)],
+            slow.answer(inputs, said),
+            atol=1e-4,
+        )
 
 
 def test_exact_is_the_gradient_of_the_choices_and_the_answer(params, rolled):
@@ -126,22 +182,35 @@ def test_exact_is_the_gradient_of_the_choices_and_the_answer(params, rolled):
     lengths = np.asarray(rolled[0].lengths)
     rows = np.concatenate([np.flatnonzero(lengths == tau)[:1] for tau in (0, T)])
     made = jax.tree.map(lambda x: x[rows], rolled[0])
-    policy, objective = _policy(temperature=1.0), OBJECTIVES["exact"]()
-    batch = PromptedBatch(take_rows(PROMPTS, [0]), np.zeros((1, 0), np.uint8), np.zeros(1, np.int32))
-    rewards, advantages = jnp.array([[1.0, 0.0]]), (1, -1)
+    policy = _policy(temperature=1.0)
+    objective = OBJECTIVES["exact"]()
+    batch = PromptedBatch(
+        take_rows(PROMPTS, [0]), np.zeros((1, 0), np.uint8), np.zeros(1, np.int32)
+    )
+    rewards = jnp.array([[1.0, 0.0]])
+    advantages = (1, -1)
 
     def value(params):
-        slow, total = _Slow(params), 0.0
+        slow = _Slow(params)
+        total = 0.0
         for row, advantage in enumerate(advantages):
             tau = int(lengths[rows[row]])
             latents = np.asarray(made.actions["of"][row, :tau], np.float64)
             inputs = np.concatenate([slow.prompt, latents])
             log_p = slow.choices(slow.reasoner.hidden(inputs)[len(slow.prompt) - 1 :])
-            total += advantage * (log_p[:tau, 0].sum() + (log_p[tau, 1] if tau < T else 0.0))
+            total += advantage * (
+                log_p[:tau, 0].sum() + (log_p[tau, 1] if tau < T else 0.0)
+            )
             total += advantage * slow.answer(inputs, spoken(made.tokens[row])).sum()
         return -total / 2
 
-    gradient = compiled(jax.grad(lambda params: objective(policy, params, batch, made, rewards, jax.random.key(0))[0]))(
-        params
+    gradient = compiled(
+        jax.grad(
+            lambda params: objective(
+                policy, params, batch, made, rewards, jax.random.key(0)
+            )[0]
+        )
+    )(params)
+    assert_is_gradient(
+        {"reasoner": gradient["reasoner"]}, value, {"reasoner": params["reasoner"]}
     )
-    assert_is_gradient({"reasoner": gradient["reasoner"]}, value, {"reasoner": params["reasoner"]})

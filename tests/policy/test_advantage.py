@@ -104,7 +104,9 @@ def test_what_is_masked_is_out_of_its_group(name):
     objective = AnswerOnly(advantage=name, pass_k=2)
     advantage = ADVANTAGES[name](2)
     rewards_BG = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
-    masked_BG = np.arange(5)[None] < np.arange(6)[:, None]  # none of the first group, all of the last
+    masked_BG = (
+        np.arange(5)[None] < np.arange(6)[:, None]
+    )  # none of the first group, all of the last
     found_BG = objective.advantages(jnp.where(masked_BG, jnp.nan, rewards_BG))
     np.testing.assert_array_equal(found_BG[0], advantage(rewards_BG[0]))
     for rewards, masked, found in zip(rewards_BG, masked_BG, found_BG, strict=True):

@@ -53,7 +53,9 @@ def test_every_step_draws_from_the_start_at_the_stage_s_temperature(
 
     for each in (make_choice, state_and_step):
         monkeypatch.setattr(best_of_n, each.__name__, each)
-    monkeypatch.setattr(best_of_n, "open_stage", lambda stage, state, steps: (TwoSteps(), state, {}))
+    monkeypatch.setattr(
+        best_of_n, "open_stage", lambda stage, state, steps: (TwoSteps(), state, {})
+    )
     monkeypatch.setattr(best_of_n, "close_stage", lambda *_: None)
     best_of_n.train(stage)
     assert (temperatures, len(drawn)) == ([0.7], 2)

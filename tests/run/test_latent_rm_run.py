@@ -95,7 +95,9 @@ def labels_in(workdir) -> dict[str, np.ndarray]:
 def trained(workdir):
     """The reward model's parameters."""
     experiment = experiment_of(workdir)
-    like = init_reward_model(stage_params(experiment.stage("imitate")), experiment.reasoner.width)
+    like = init_reward_model(
+        stage_params(experiment.stage("imitate")), experiment.reasoner.width
+    )
     return load_params(experiment.workdir.stage_folder("latent_rm").path, like)
 
 

@@ -129,7 +129,13 @@ def test_records_of_every_row_and_set(work):
 
 def test_report_can_be_read_and_seen(work):
     text, page = ((work / name).read_text() for name in ("report.md", "report.html"))
-    for label in ("SFT", "SFT, T_max latents", "SFT, as many steps more", "cold gate", "SLPO"):
+    for label in (
+        "SFT",
+        "SFT, T_max latents",
+        "SFT, as many steps more",
+        "cold gate",
+        "SLPO",
+    ):
         assert label in text
         assert f'"label":"{label}"' in page
     assert "best@2 by likelihood" in text
@@ -139,11 +145,21 @@ def test_report_can_be_read_and_seen(work):
         for row, sets in report["eval"].items()
     }
     assert found == dict.fromkeys(ROWS, SETS)
-    right = [record["correct"] for row in ROWS for record in _records(work / "eval" / row / "real.jsonl")]
-    assert 0 < np.mean([report["eval"][row]["real"]["acc"] for row in ROWS]) == pytest.approx(np.mean(right))
+    right = [
+        record["correct"]
+        for row in ROWS
+        for record in _records(work / "eval" / row / "real.jsonl")
+    ]
+    assert (
+        0
+        < np.mean([report["eval"][row]["real"]["acc"] for row in ROWS])
+        == pytest.approx(np.mean(right))
+    )
     headline = report["headline"]
     assert headline["title"].startswith("mean of 2 sets (")
-    assert {row["row"]: row["control"] for row in headline["rows"]}["slpo"] == "imitate_control"
+    assert {row["row"]: row["control"] for row in headline["rows"]}[
+        "slpo"
+    ] == "imitate_control"
     assert all(" | ".join(row["cells"]) in text for row in headline["rows"])
     assert set(report["training"]) == set(TOTALS)
     every = [

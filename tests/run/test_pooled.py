@@ -100,7 +100,9 @@ def test_a_group_is_the_mean_of_its_runs_and_paired(finished):
     each = {name: right[name, "slpo"] - right[name, "imitate"] for name in "abc"}
     two = (each["b"] + each["c"]) / 2
     assert gains["two: SLPO"][0]["value"] == pytest.approx(100 * two.mean())
-    assert gains["all: SLPO"][1]["value"] == pytest.approx(100 * (each["a"] + two).mean() / 2)
+    assert gains["all: SLPO"][1]["value"] == pytest.approx(
+        100 * (each["a"] + two).mean() / 2
+    )
     beside = lines(found, "SFT, minus one")
     base = (right["b", "imitate"] + right["c", "imitate"]) / 2 - right["a", "imitate"]
     assert set(beside) == {"two"}
@@ -149,7 +151,9 @@ def test_levels_have_training_and_what_is_not_finished_is_named(finished):
     assert found["groups"]["columns"] == ["", "Acc", "Pass@1", "seconds", "learned"]
     rows = lines(found, "groups")
     assert list(rows) == ["one: SFT", "one: SLPO", "two: SFT", "two: SLPO"]
-    by_seed = 100 * np.mean([right[name, "slpo"].mean(axis=(1, 2)) for name in "bc"], axis=0)
+    by_seed = 100 * np.mean(
+        [right[name, "slpo"].mean(axis=(1, 2)) for name in "bc"], axis=0
+    )
     acc, _, seconds, learned = rows["two: SLPO"]
     assert acc == pytest.approx(
         {"value": by_seed.mean(), "se": abs(by_seed[0] - by_seed[1]) / 2}
@@ -165,8 +169,12 @@ def test_figures_of_each_set(finished):
     table, root, right = finished
     found = pooled.pool(dataclasses.replace(table, by_set=("acc",)), root)
     own = comparison.compare(dataclasses.replace(table, by_set=("acc",)), root)[0]
-    single = comparison.compare(dataclasses.replace(table, runs=table.runs[:1], by_set=("acc",)), root)[0]
-    slpo, base = ((right["b", row] + right["c", row]) / 2 for row in ("slpo", "imitate"))
+    single = comparison.compare(
+        dataclasses.replace(table, runs=table.runs[:1], by_set=("acc",)), root
+    )[0]
+    slpo, base = (
+        (right["b", row] + right["c", row]) / 2 for row in ("slpo", "imitate")
+    )
     assert found["SFT"]["columns"] == ["", *sorted(SETS), "seconds", "learned"]
     assert lines(found, "SFT")["two"][2:] == lines(found, "groups")["two: SFT"][-2:]
     assert found["groups, Acc by set"]["columns"] == ["", *sorted(SETS)]

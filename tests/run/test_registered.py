@@ -217,7 +217,11 @@ def test_a_file_may_be_read_again(registries, tmp_path):
     for _ in range(2):
         read_registrations(str(tmp_path / "registers_mine.py"))
     assert [*REWARDS] == ["correct", "countdown", "gym", "relative_length", "mine"]
-    files = {"bad.py": "1 / 0", "quits.py": "raise SystemExit(0)", "lines.py": "raise RuntimeError('two\\nlines')"}
+    files = {
+        "bad.py": "1 / 0",
+        "quits.py": "raise SystemExit(0)",
+        "lines.py": "raise RuntimeError('two\\nlines')",
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
     for name, fault in (

@@ -176,8 +176,18 @@ class Run:
             patch.setattr(Evaluator, "run", roll_out)
             patch.setattr(Evaluator, "milliseconds", lambda *_: (1.0, 1))
             if not report:
-                headline = {"title": "", "columns": [""], "rows": [], "caption": "", "warnings": []}
-                patch.setattr(evaluate, "write_report", lambda _: {"eval": {}, "headline": headline})
+                headline = {
+                    "title": "",
+                    "columns": [""],
+                    "rows": [],
+                    "caption": "",
+                    "warnings": [],
+                }
+                patch.setattr(
+                    evaluate,
+                    "write_report",
+                    lambda _: {"eval": {}, "headline": headline},
+                )
             evaluate.run_evaluate(experiment)
         return set(seen)
 
@@ -304,7 +314,8 @@ def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name, warnin
     if not expected:
         read = (
             (lambda *_: _params(4))
-            if "digest" in name or "evaluate.batch_size" in config  # whose milliseconds are another figure
+            if "digest" in name
+            or "evaluate.batch_size" in config  # whose milliseconds are another figure
             else (lambda *_: pytest.fail("read"))
         )
         monkeypatch.setattr(evaluate, "stage_params", read)

@@ -19,13 +19,25 @@ from slpo_jax.training.recipes.curriculum import Internalization
 from slpo_jax.training.recipes.recipe import Draw
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
-STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())
+STEPS = (
+    ("2 + 3 = 5",),
+    ("4 - 1 = 3", "3 x 2 = 6"),
+    ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"),
+    (),
+)
 PROBLEMS = encode_problems(
     Coconut().template(task_tokenizer("synthetic", 20)),
-    [Problem(f"Tom has {n} pens .", steps, str(n + 4)) for n, steps in enumerate(STEPS)],
+    [
+        Problem(f"Tom has {n} pens .", steps, str(n + 4))
+        for n, steps in enumerate(STEPS)
+    ],
 )
-CHAINS = tuple("".join(f"{step} | " for step in steps).split() for steps in STEPS)  # "|" for a line break
-LONGEST, BATCH, SEED = 18, 8, 5
+CHAINS = tuple(
+    "".join(f"{step} | " for step in steps).split() for steps in STEPS
+)  # "|" for a line break
+LONGEST = 18
+BATCH = 8
+SEED = 5
 NEVER = 1e6  # lambda, at which o is 0
 WAY = Internalization()
 SETTINGS = ImitateSettings(c_thought=0, cot_steps=10, final_steps=60, batch_size=BATCH)
@@ -42,7 +54,13 @@ def _draw(step, seed=SEED, rows=64):
 
 def _words(ids):
     """Ids as words, the line break as "|"."""
-    return " ".join(PROBLEMS.template.tokenizer.convert_ids_to_tokens([int(i) for i in ids])).replace("\n", "|").split()
+    return (
+        " ".join(
+            PROBLEMS.template.tokenizer.convert_ids_to_tokens([int(i) for i in ids])
+        )
+        .replace("\n", "|")
+        .split()
+    )
 
 
 def _rows(problems, batch):
@@ -56,10 +74,13 @@ def _rows(problems, batch):
 
 def _published(batches, per_token, all_from):
     """s of each batch by the published program's counter."""
-    found, s, counter = [], 0, 0
+    found = []
+    s = 0
+    counter = 0
     for _ in range(batches):
         if counter == per_token:
-            s, counter = s + 1, 0
+            s = s + 1
+            counter = 0
         counter += 1
         found.append(s if s < all_from else np.inf)
     return found
@@ -71,12 +92,19 @@ def test_the_schedule_is_the_published_counter_s(all_from, gone):
     many = PROBLEMS.subset(np.arange(150) % 4)
     way = Internalization(all_from=all_from, offset_decay=NEVER)
     plan = way(SETTINGS).phases(many, 0)
-    icot, final = ("icot", 10, 10 + 2 * gone, 0, 0, 0, 2), ("final", 10 + 2 * gone, 70, None, 0, 0, 0)
-    assert [dataclasses.astuple(phase)[:7] for phase in plan] == [("cot", 0, 10, 0, 0, 0, 0), icot, final]
+    icot = ("icot", 10, 10 + 2 * gone, 0, 0, 0, 2)
+    final = ("final", 10 + 2 * gone, 70, None, 0, 0, 0)
+    assert [dataclasses.astuple(phase)[:7] for phase in plan] == [
+        ("cot", 0, 10, 0, 0, 0, 0),
+        icot,
+        final,
+    ]
     for step, s in enumerate(_published(60, 2, all_from), start=10):
         phase = next(phase for phase in plan if phase.start <= step < phase.end)
         batch = _batch(way, many, phase, step)
-        assert [index % 4 for index in batch.draws] == [i % 4 for i in batch_indices(SEED, step, 150, BATCH)]
+        assert [index % 4 for index in batch.draws] == [
+            i % 4 for i in batch_indices(SEED, step, 150, BATCH)
+        ]
         for index, words in _rows(many, batch):
             chain = CHAINS[index % 4]
             kept = chain[int(min(s, len(chain))) :]
@@ -108,23 +136,46 @@ def test_offsets_have_their_law(decay):
 
 def test_loss_is_a_plain_gpt2_s_on_texts_by_hand():
     """The mean over all tokens after the question, at s = o = 0 and where all is gone; one program for both."""
-    config = GPT2Config(vocab_size=len(PROBLEMS.template.tokenizer), n_positions=48, n_embd=8, n_layer=1, n_head=2)
-    reasoner, rng = Coconut().on(config), np.random.default_rng(0)
+    config = GPT2Config(
+        vocab_size=len(PROBLEMS.template.tokenizer),
+        n_positions=48,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+    )
+    reasoner = Coconut().on(config)
+    rng = np.random.default_rng(0)
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes)
     template = PROBLEMS.template
-    rollout = RolloutConfig(0, 4, template.closing_ids, template.eos_id, template.pad_id, dropout_rate=0.0)
+    rollout = RolloutConfig(
+        0, 4, template.closing_ids, template.eos_id, template.pad_id, dropout_rate=0.0
+    )
     loss_fn = compiled(WAY(SETTINGS).loss_of(policy_of(rollout, reasoner)))
-    never, slow = dataclasses.replace(WAY, offset_decay=NEVER), SlowReasoner(params, config)
+    never = dataclasses.replace(WAY, offset_decay=NEVER)
+    slow = SlowReasoner(params, config)
     for start, drops in ((PHASE.start, False), (PHASE.start - 3 * LONGEST, True)):
-        batch = _batch(never, PROBLEMS, dataclasses.replace(PHASE, start=start), PHASE.start)
+        batch = _batch(
+            never, PROBLEMS, dataclasses.replace(PHASE, start=start), PHASE.start
+        )
         _, sums = loss_fn({"reasoner": params}, batch, jax.random.key(0))
-        total, count = 0.0, 0
+        total = 0.0
+        count = 0
         for row, index in enumerate(batch.draws % 4):
-            text = ["<|end-latent|>", *([] if drops else CHAINS[index]), "###", str(index + 4), "<eos>"]
-            ids = template.tokenizer.convert_tokens_to_ids(["\n" if word == "|" else word for word in text])
+            text = [
+                "<|end-latent|>",
+                *([] if drops else CHAINS[index]),
+                "###",
+                str(index + 4),
+                "<eos>",
+            ]
+            ids = template.tokenizer.convert_tokens_to_ids(
+                ["\n" if word == "|" else word for word in text]
+            )
             prompt = real_tokens(batch.prompts, row)
-            assert _words(prompt) == f"Tom has {index} pens . | <|start-latent|>".split()
+            assert (
+                _words(prompt) == f"Tom has {index} pens . | <|start-latent|>".split()
+            )
             total -= slow.log_probs(slow.embed([*prompt, ids[0]]), ids[1:]).sum()
             count += len(ids) - 1
         assert float(sums["loss"][1]) == count
@@ -134,6 +185,8 @@ def test_loss_is_a_plain_gpt2_s_on_texts_by_hand():
 def test_one_line_for_what_can_not_be():
     said = r"^config\.imitate\.final_steps: 54, but iCoT drops the last token after 54 steps"
     with pytest.raises(UserError, match=said):
-        WAY(dataclasses.replace(SETTINGS, final_steps=54)).phases(PROBLEMS.subset(np.arange(24 * BATCH) % 4), 0)
+        WAY(dataclasses.replace(SETTINGS, final_steps=54)).phases(
+            PROBLEMS.subset(np.arange(24 * BATCH) % 4), 0
+        )
     with pytest.raises(UserError, match=r"^config\.max_latents: 2.*iCoT"):
         WAY(SETTINGS).phases(PROBLEMS, 2)

@@ -24,7 +24,11 @@ from small_steps import GROUP, POLICY, layout_of, rigged_reward, small_params, s
 from tiny import FAST, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cpu_devices")]
-RANK, SCALE, RATE, DECAY, CLIP = 3, 2.5, 1e-2, 0.1, 0.01
+RANK = 3
+SCALE = 2.5
+RATE = 1e-2
+DECAY = 0.1
+CLIP = 0.01
 OBJECTIVE = {
     "slpo": (POLICY, {"passes": 2, "epsilon": 1e-2}),
     "answer_only": (POLICY, {}),
@@ -37,9 +41,14 @@ KEY = jax.random.key(0)
 
 def _params():
     """With adapters that do something."""
-    params, rng = small_params(), np.random.default_rng(4)
+    params = small_params()
+    rng = np.random.default_rng(4)
     fresh = lora.adapter(jax.random.key(1), params, RANK)
-    return params | {ADAPTER: jax.tree.map(lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape), jnp.float32), fresh)}
+    return params | {
+        ADAPTER: jax.tree.map(
+            lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape), jnp.float32), fresh
+        )
+    }
 
 
 def _step(name):
@@ -47,8 +56,12 @@ def _step(name):
     policy, settings = OBJECTIVE[name]
     policy = dataclasses.replace(policy, reasoner=lora.merging(policy.reasoner, SCALE))
     loss = rl_loss.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
-    optimizer = make_optimizer(OptimizerConfig("adamw", RATE, weight_decay=DECAY, clip_norm=CLIP))
-    step, arguments = step_of(loss, _params(), (ADAPTER, GATE), BATCH, optimizer=optimizer)
+    optimizer = make_optimizer(
+        OptimizerConfig("adamw", RATE, weight_decay=DECAY, clip_norm=CLIP)
+    )
+    step, arguments = step_of(
+        loss, _params(), (ADAPTER, GATE), BATCH, optimizer=optimizer
+    )
     left, _ = step.lower(*arguments).compile(compiler_options=FAST)(*arguments)
     return _params(), left
 
@@ -56,7 +69,9 @@ def _step(name):
 def _whole_gradient(name, params):
     """Of the mean loss of the reasoner that has the kernels of these parameters itself."""
     policy, settings = OBJECTIVE[name]
-    loss_of = rl_loss.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
+    loss_of = rl_loss.make_loss(
+        policy, OBJECTIVES[name](**settings), rigged_reward, GROUP
+    )
 
     def loss(params, key):
         total, sums = loss_of(params, BATCH, key)
@@ -69,17 +84,24 @@ def _whole_gradient(name, params):
 def _by_hand(name):
     """(adapters, gate) after the step: the chain rule, one clip over all, and AdamW's first step."""
     start = as_float64(_params())
-    adapters, kernels, own = flatten_dict(start[ADAPTER]["lora"]), flatten_dict(start[REASONER]["backbone"]), {}
+    adapters = flatten_dict(start[ADAPTER]["lora"])
+    kernels = flatten_dict(start[REASONER]["backbone"])
+    own = {}
     modules = {path[:-1] for path in adapters}
     for at in modules:
-        kernels[*at, "kernel"] = kernels[*at, "kernel"] + SCALE * adapters[*at, "A"] @ adapters[*at, "B"]
+        kernels[*at, "kernel"] = (
+            kernels[*at, "kernel"] + SCALE * adapters[*at, "A"] @ adapters[*at, "B"]
+        )
     merged = start[REASONER] | {"backbone": unflatten_dict(kernels)}
-    gradient = _whole_gradient(name, jax.tree.map(jnp.float32, {REASONER: merged, GATE: start[GATE]}))
+    gradient = _whole_gradient(
+        name, jax.tree.map(jnp.float32, {REASONER: merged, GATE: start[GATE]})
+    )
     slopes = flatten_dict(as_float64(gradient[REASONER]["backbone"]))
     for at in modules:
         own[*at, "A"] = SCALE * slopes[*at, "kernel"] @ adapters[*at, "B"].T
         own[*at, "B"] = SCALE * adapters[*at, "A"].T @ slopes[*at, "kernel"]
-    trained, gradients = (start[ADAPTER]["lora"], start[GATE]), (unflatten_dict(own), as_float64(gradient[GATE]))
+    trained = (start[ADAPTER]["lora"], start[GATE])
+    gradients = (unflatten_dict(own), as_float64(gradient[GATE]))
     norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradients)))
     assert norm > CLIP  # or the clip would not be seen
 
@@ -99,24 +121,43 @@ def test_a_step_of_adapters_is_that_by_hand_and_leaves_the_rest_to_the_bit(name)
     largest = max(np.abs(g).max() for g in jax.tree.leaves(gradients[0]))
     sure = jax.tree.map(lambda g: np.abs(g) > 1e-3 * largest, gradients)
     assert np.mean(np.concatenate([x.ravel() for x in jax.tree.leaves(sure[0])])) > 0.5
-    for ours, theirs, is_sure in zip(*map(jax.tree.leaves, (found, wanted, sure)), strict=True):
-        np.testing.assert_allclose(np.where(is_sure, ours, 0), np.where(is_sure, theirs, 0), rtol=1e-4, atol=1e-5)
-    frozen = zip(*map(jax.tree.leaves, (left.params[REASONER], start[REASONER])), strict=True)
+    for ours, theirs, is_sure in zip(
+        *map(jax.tree.leaves, (found, wanted, sure)), strict=True
+    ):
+        np.testing.assert_allclose(
+            np.where(is_sure, ours, 0),
+            np.where(is_sure, theirs, 0),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+    frozen = zip(
+        *map(jax.tree.leaves, (left.params[REASONER], start[REASONER])), strict=True
+    )
     assert all(np.array_equal(ours, theirs) for ours, theirs in frozen)
     moments = [x.shape for x in jax.tree.leaves(left.opt_state) if x.ndim]
-    assert sorted(moments) == sorted(2 * [x.shape for x in jax.tree.leaves((start[ADAPTER], start[GATE]))])
+    assert sorted(moments) == sorted(
+        2 * [x.shape for x in jax.tree.leaves((start[ADAPTER], start[GATE]))]
+    )
 
 
 def test_the_reference_is_the_reasoner_without_adapters_and_the_start_of_what_is_trained_whole():
     """Of the rollouts' own choices, where the state's adapters and gate are others."""
-    objective, layout = OBJECTIVES["grpo"](kl_weight=0.1, updates=2), layout_of()
-    policy = dataclasses.replace(ADDITIVE, reasoner=lora.merging(ADDITIVE.reasoner, SCALE))
-    now, start = _params(), small_params()
+    objective = OBJECTIVES["grpo"](kl_weight=0.1, updates=2)
+    layout = layout_of()
+    policy = dataclasses.replace(
+        ADDITIVE, reasoner=lora.merging(ADDITIVE.reasoner, SCALE)
+    )
+    now = _params()
+    start = small_params()
     now[GATE] = jax.tree.map(lambda x: x + 0.1, now[GATE])
-    state = init_state(now, (ADAPTER, GATE), make_optimizer(OptimizerConfig("adamw")), KEY, layout)
+    state = init_state(
+        now, (ADAPTER, GATE), make_optimizer(OptimizerConfig("adamw")), KEY, layout
+    )
     arguments = state, shard_rows(BATCH, layout.mesh), {GATE: start[GATE]}
     roll = make_rollout(policy, objective, rigged_reward, GROUP, layout, "rl", 1)
-    _, trajectories, _ = roll.lower(*arguments).compile(compiler_options=FAST)(*arguments)
+    _, trajectories, _ = roll.lower(*arguments).compile(compiler_options=FAST)(
+        *arguments
+    )
     found = trajectories.reference
     wanted = compiled(objective.reference, ADDITIVE)(start, BATCH, trajectories)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -8,7 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
+from slpo_jax.training.optimizer import (
+    OptimizerConfig,
+    make_optimizer,
+    make_schedule,
+    scaled,
+)
 
 STEPS = 20
 SHAPES = {
@@ -21,17 +26,33 @@ SHAPES = {
 }
 
 
-def _problem(seed: int = 0) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+def _problem(
+    seed: int = 0,
+) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
     """Parameters, and 20 steps of gradients of very different sizes, some of them below the clip and most above."""
     rng = np.random.default_rng(seed)
-    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    params = {
+        name: rng.normal(size=shape).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
     sizes = {name: 10.0 ** rng.uniform(-3, 0) for name in SHAPES}
     gradients = []
     for _ in range(STEPS):
         size = 10.0 ** rng.uniform(-3, 1)
-        step = {name: rng.normal(size=shape) * np.exp(rng.normal(size=shape)) for name, shape in SHAPES.items()}
-        gradients.append({name: (size * sizes[name] * g).astype(np.float32) for name, g in step.items()})
-    norms = [np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in step.values())) for step in gradients]
+        step = {
+            name: rng.normal(size=shape) * np.exp(rng.normal(size=shape))
+            for name, shape in SHAPES.items()
+        }
+        gradients.append(
+            {
+                name: (size * sizes[name] * g).astype(np.float32)
+                for name, g in step.items()
+            }
+        )
+    norms = [
+        np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in step.values()))
+        for step in gradients
+    ]
     assert min(norms) < 1 < max(norms), "both sides of the clip must be tried"
     return params, gradients
 
@@ -44,7 +65,8 @@ def _run(optimizer, params, gradients) -> list[dict[str, np.ndarray]]:
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
-    current, path = jax.tree.map(jnp.asarray, params), []
+    current = jax.tree.map(jnp.asarray, params)
+    path = []
     state = optimizer.init(current)
     for gradient in gradients:
         current, state = step(current, state, gradient)
@@ -54,17 +76,25 @@ def _run(optimizer, params, gradients) -> list[dict[str, np.ndarray]]:
 
 def _torch_run(config, params, gradients, factors=None) -> list[dict[str, np.ndarray]]:
     """The same by torch, in float64: groups of parameters have decay and rate of their own."""
-    torch, optimization = pytest.importorskip("torch"), pytest.importorskip("transformers.optimization")
-    tensors = {name: torch.nn.Parameter(torch.tensor(value).double()) for name, value in params.items()}
+    torch = pytest.importorskip("torch")
+    optimization = pytest.importorskip("transformers.optimization")
+    tensors = {
+        name: torch.nn.Parameter(torch.tensor(value).double())
+        for name, value in params.items()
+    }
     groups = [
         {"params": [tensor], "factor": (factors or {}).get(name, 1.0),
          "weight_decay": config.weight_decay * (tensor.ndim >= 2 or config.decay_vectors)}
         for name, tensor in tensors.items()
     ]  # fmt: skip
-    kind, more = torch.optim.AdamW, {}
+    kind = torch.optim.AdamW
+    more = {}
     if config.name == "adafactor":
-        kind, more = optimization.Adafactor, dict(scale_parameter=False, relative_step=False, clip_threshold=1.0)
-    optimizer, schedule, path = kind(groups, lr=1.0, **more), make_schedule(config), []
+        kind = optimization.Adafactor
+        more = dict(scale_parameter=False, relative_step=False, clip_threshold=1.0)
+    optimizer = kind(groups, lr=1.0, **more)
+    schedule = make_schedule(config)
+    path = []
     for count, gradient in enumerate(gradients):
         for name, tensor in tensors.items():
             tensor.grad = torch.tensor(gradient[name]).double()
@@ -72,7 +102,9 @@ def _torch_run(config, params, gradients, factors=None) -> list[dict[str, np.nda
         for group in optimizer.param_groups:
             group["lr"] = group["factor"] * float(schedule(count))
         optimizer.step()
-        path.append({name: tensor.detach().numpy().copy() for name, tensor in tensors.items()})
+        path.append(
+            {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
+        )
     return path
 
 
@@ -85,11 +117,15 @@ def _assert_paths_equal(actual, expected, start, rtol=2e-5):
             scale = np.abs(moved).max()
             worst = np.abs(np.asarray(a[name], np.float64) - start[name] - moved).max()
             rounding = 2e-7 * count * max(1.0, np.abs(start[name]).max())
-            assert worst <= rtol * scale + rounding, f"{name} after {count} steps: off by {worst:.1e}"
+            assert worst <= rtol * scale + rounding, (
+                f"{name} after {count} steps: off by {worst:.1e}"
+            )
 
 
 def _config(**changes) -> OptimizerConfig:
-    return OptimizerConfig(**({"name": "adafactor", "learning_rate": 0.02, "warmup_steps": 4} | changes))
+    return OptimizerConfig(
+        **({"name": "adafactor", "learning_rate": 0.02, "warmup_steps": 4} | changes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,10 +161,24 @@ def test_rates_of_their_own():
     [
         ({}, {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 2.0, 1000: 2.0}),
         ({"warmup_steps": 0}, {0: 2.0, 7: 2.0}),
-        ({"schedule": "linear", "total_steps": 12}, {0: 0.0, 3: 1.5, 4: 2.0, 6: 1.5, 8: 1.0, 12: 0.0, 50: 0.0}),
-        ({"schedule": "linear", "warmup_steps": 0, "total_steps": 8, "final_fraction": 0.2}, {0: 2.0, 2: 1.6, 9: 0.4}),
+        (
+            {"schedule": "linear", "total_steps": 12},
+            {0: 0.0, 3: 1.5, 4: 2.0, 6: 1.5, 8: 1.0, 12: 0.0, 50: 0.0},
+        ),
+        (
+            {
+                "schedule": "linear",
+                "warmup_steps": 0,
+                "total_steps": 8,
+                "final_fraction": 0.2,
+            },
+            {0: 2.0, 2: 1.6, 9: 0.4},
+        ),
         # 1 + cos of 0, 60, 90, 120 and 180 degrees
-        ({"schedule": "cosine", "total_steps": 16}, {0: 0.0, 3: 1.5, 4: 2, 8: 1.5, 10: 1, 12: 0.5, 16: 0, 50: 0.0}),
+        (
+            {"schedule": "cosine", "total_steps": 16},
+            {0: 0.0, 3: 1.5, 4: 2, 8: 1.5, 10: 1, 12: 0.5, 16: 0, 50: 0.0},
+        ),
     ],
 )
 def test_schedule_by_hand(changes, expected):

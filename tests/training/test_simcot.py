@@ -27,8 +27,13 @@ from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 LONG = ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3", "3 + 1 = 4", "4 + 4 = 8", "8 - 2 = 6")
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), LONG[:3], LONG)
-PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
-LATENTS, WEIGHT, KEY = 4, 0.7, jax.random.key(0)
+PROBLEMS = tuple(
+    Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1])
+    for n, steps in enumerate(STEPS)
+)
+LATENTS = 4
+WEIGHT = 0.7
+KEY = jax.random.key(0)
 # Of each problem: what its thoughts say, by hand. COCONUT's have two latents each, CODI's one, and there is one more.
 SAID = {
     "curriculum": [
@@ -47,7 +52,10 @@ SAID = {
 
 
 def _settings(name: str, **changes):
-    own = {"curriculum": dict(c_thought=2, max_latent_stage=2), "distil": dict(c_thought=1, max_latent_stage=LATENTS)}
+    own = {
+        "curriculum": dict(c_thought=2, max_latent_stage=2),
+        "distil": dict(c_thought=1, max_latent_stage=LATENTS),
+    }
     few = dict(cot_steps=0, stage_steps=0, final_steps=3, batch_size=4)
     return dataclasses.replace(imitate_config(), **few | own[name] | changes)
 
@@ -57,15 +65,32 @@ def case(request, tmp_path_factory):
     """A reasoner that feeds its hidden states back, the recipe's own and SIM-CoT's loss, and a batch of four rows."""
     name = request.param
     coconuts = name == "curriculum"
-    texts = task_tokenizer("synthetic", 20) if coconuts else new_tokenizer(tmp_path_factory, digits=False)
+    texts = (
+        task_tokenizer("synthetic", 20)
+        if coconuts
+        else new_tokenizer(tmp_path_factory, digits=False)
+    )
     template = (Coconut() if coconuts else Codi(1)).template(texts)
-    config = dataclasses.replace(tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64)
-    rng, reasoner = np.random.default_rng(0), Coconut().on(config)
+    config = dataclasses.replace(
+        tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64
+    )
+    rng = np.random.default_rng(0)
+    reasoner = Coconut().on(config)
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
-    draw = lambda: jax.tree.map(lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes)  # noqa: E731
+    draw = lambda: jax.tree.map(
+        lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes
+    )
     params = {"reasoner": draw(), "gate": tiny.random_gate(), DECODER: draw()}
-    rollout = RolloutConfig(LATENTS, 4, template.closing_ids, template.eos_ids, template.pad_id, dropout_rate=0.0)
-    problems, policy = encode_problems(template, PROBLEMS), policy_of(rollout, reasoner)
+    rollout = RolloutConfig(
+        LATENTS,
+        4,
+        template.closing_ids,
+        template.eos_ids,
+        template.pad_id,
+        dropout_rate=0.0,
+    )
+    problems = encode_problems(template, PROBLEMS)
+    policy = policy_of(rollout, reasoner)
     settings = _settings(name)
     recipe = recipe_of(dataclasses.replace(settings, recipe="simcot"), name)
     (phase,) = recipe.phases(problems, LATENTS)
@@ -75,35 +100,57 @@ def case(request, tmp_path_factory):
 
 def _explained(case) -> float:
     """What SIM-CoT adds to the loss, thought by thought."""
-    slow, found = SlowReasoner(case.params["reasoner"], case.config), {}
-    coconuts, tokenizer = case.coconuts, case.template.tokenizer
+    slow = SlowReasoner(case.params["reasoner"], case.config)
+    found = {}
+    coconuts = case.coconuts
+    tokenizer = case.template.tokenizer
     backbone = as_float64(case.params[DECODER]["backbone"])
     own = case.batch.base if coconuts else case.batch.base.student
     for row, index in enumerate(own.draws % len(PROBLEMS)):
         prompt = real_tokens(own.prompts, row)
         latents = slow.think(prompt, LATENTS + 1)
         for place, text in enumerate(SAID[case.name][index]):
-            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], case.template.eos_id]
-            thought = latents[2 * place : 2 * place + 2] if coconuts else latents[place : place + 1]
-            inputs = np.concatenate([thought, slow.embed(ids[:-1]).reshape(-1, thought.shape[1])])
-            shifted = {"backbone": backbone | {"wpe": backbone["wpe"][1:] if coconuts else backbone["wpe"]}}
+            ids = [
+                *tokenizer(text, add_special_tokens=False)["input_ids"],
+                case.template.eos_id,
+            ]
+            thought = (
+                latents[2 * place : 2 * place + 2]
+                if coconuts
+                else latents[place : place + 1]
+            )
+            inputs = np.concatenate(
+                [thought, slow.embed(ids[:-1]).reshape(-1, thought.shape[1])]
+            )
+            shifted = {
+                "backbone": backbone
+                | {"wpe": backbone["wpe"][1:] if coconuts else backbone["wpe"]}
+            }
             hidden = plain_hidden(shifted, inputs, {}, case.config.n_head)
             logits = hidden[len(thought) - 1 :] @ backbone["wte"].T
             log_probs = special.log_softmax(logits, axis=-1)
-            found.setdefault(place, []).append([-log_probs[at, token] for at, token in enumerate(ids)])
+            found.setdefault(place, []).append(
+                [-log_probs[at, token] for at, token in enumerate(ids)]
+            )
     if coconuts:  # the sum over tokens, divided by the rows; the mean over thoughts
         return np.mean([sum(map(sum, texts)) / 4 for texts in found.values()])
-    return np.mean([np.mean(np.concatenate(texts)) for texts in found.values()])  # over tokens, then over thoughts
+    return np.mean(
+        [np.mean(np.concatenate(texts)) for texts in found.values()]
+    )  # over tokens, then over thoughts
 
 
 def _weighted(case, weight: float):
     """SIM-CoT's recipe."""
     simcot = type(case.settings.simcot)(weight=weight)
-    return recipe_of(dataclasses.replace(case.settings, recipe="simcot", simcot=simcot), case.name)
+    return recipe_of(
+        dataclasses.replace(case.settings, recipe="simcot", simcot=simcot), case.name
+    )
 
 
 def test_explanations_are_the_slow_loop_s(case):
-    total, sums = compiled(_weighted(case, WEIGHT).loss_of(case.policy))(case.params, case.batch, KEY)
+    total, sums = compiled(_weighted(case, WEIGHT).loss_of(case.policy))(
+        case.params, case.batch, KEY
+    )
     plain = recipe_of(case.settings, case.name)
     base, own = compiled(plain.loss_of(case.policy))(case.params, case.batch.base, KEY)
     explained, count = map(float, sums["explained"])
@@ -116,41 +163,66 @@ def test_explanations_are_the_slow_loop_s(case):
 def test_a_stage_s_thoughts_say_the_steps_that_they_replace(case):
     """And no other, in the last stage too; where no step is written the last thought says all that are left."""
     settings = dataclasses.replace(case.settings, recipe="simcot", stage_steps=2)
-    recipe, said = recipe_of(settings, case.name), []
+    recipe = recipe_of(settings, case.name)
+    said = []
     for phase in recipe.phases(case.problems, LATENTS):
-        batch = recipe.batch(case.problems, phase, 0, 1, 4, (24,), recipe.slots(case.problems, phase))
+        batch = recipe.batch(
+            case.problems, phase, 0, 1, 4, (24,), recipe.slots(case.problems, phase)
+        )
         row = [index % len(PROBLEMS) for index in batch.base.draws].index(3)
         texts = zip(batch.texts.targets[row], batch.texts.weights[row], strict=True)
-        said.append([case.template.tokenizer.decode(text[weight > 0][:-1]) for text, weight in texts])
+        said.append(
+            [
+                case.template.tokenizer.decode(text[weight > 0][:-1])
+                for text, weight in texts
+            ]
+        )
     assert said == [[LONG[0]], [LONG[0], LONG[1]], SAID["curriculum"][3]]
 
 
 @pytest.mark.parametrize("case", ["distil"], indirect=True)
 def test_thoughts_that_say_nothing_are_no_part_of_codi_s_mean(case):
-    problems = encode_problems(case.template, PROBLEMS[:2])  # of two steps at most, for five thoughts
-    batch = case.recipe.batch(problems, case.phase, 0, 1, 4, (24,), case.recipe.slots(problems, case.phase))
+    problems = encode_problems(
+        case.template, PROBLEMS[:2]
+    )  # of two steps at most, for five thoughts
+    batch = case.recipe.batch(
+        problems, case.phase, 0, 1, 4, (24,), case.recipe.slots(problems, case.phase)
+    )
     half = batch.base.student.suffix.weights.sum() / 2
-    np.testing.assert_allclose(batch.texts.weights.sum(axis=(0, 2)), [half, half, 0, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        batch.texts.weights.sum(axis=(0, 2)), [half, half, 0, 0, 0], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("case", ["curriculum"], indirect=True)
 def test_a_row_s_mean_is_over_its_own_thoughts(case):
     """Of a number of latents that is drawn for each row: every token weighs 1 over rows and the row's thoughts."""
-    recipe = recipe_of(dataclasses.replace(case.settings, recipe="simcot", final_latents="random"), case.name)
+    recipe = recipe_of(
+        dataclasses.replace(case.settings, recipe="simcot", final_latents="random"),
+        case.name,
+    )
     (phase,) = recipe.phases(case.problems, LATENTS)
-    batch = recipe.batch(case.problems, phase, 0, 1, 16, (24,), recipe.slots(case.problems, phase))
-    total, counts = batch.base.suffix.weights.sum(), batch.base.latents // 2
+    batch = recipe.batch(
+        case.problems, phase, 0, 1, 16, (24,), recipe.slots(case.problems, phase)
+    )
+    total = batch.base.suffix.weights.sum()
+    counts = batch.base.latents // 2
     assert {1, 2} <= set(counts)
     for count, weights in zip(counts, batch.texts.weights, strict=True):
         assert (weights.max(axis=-1) > 0).sum() == count
-        np.testing.assert_allclose(weights[weights > 0], total / (16 * max(1, count)), rtol=1e-6)
+        np.testing.assert_allclose(
+            weights[weights > 0], total / (16 * max(1, count)), rtol=1e-6
+        )
 
 
 def test_the_second_model_has_dropout_where_the_published_one_has(case):
     """CODI's; COCONUT's is never in training mode. The reasoner's states are one vector, whatever is dropped."""
     flat = jax.tree.map(np.zeros_like, case.params["reasoner"])
-    flat["backbone"]["ln_f"]["bias"] += np.linspace(-1, 1, case.config.n_embd, dtype=np.float32)
-    params, found = case.params | {"reasoner": flat}, []
+    flat["backbone"]["ln_f"]["bias"] += np.linspace(
+        -1, 1, case.config.n_embd, dtype=np.float32
+    )
+    params = case.params | {"reasoner": flat}
+    found = []
     for rate in (0.0, 0.5):
         policy = case.policy.having(dropout_rate=rate)
         sums = compiled(case.recipe.loss_of(policy))(params, case.batch, KEY)[1]
@@ -161,7 +233,8 @@ def test_the_second_model_has_dropout_where_the_published_one_has(case):
 @pytest.mark.parametrize("case", ["distil"], indirect=True)
 def test_no_two_forwards_share_a_row_s_key(case, monkeypatch):
     """CODI's of the student and of the teacher, and of each thought the decoder's."""
-    rows, row_keys = [], noise.row_keys
+    rows = []
+    row_keys = noise.row_keys
 
     def kept(*of):
         rows.append(row_keys(*of))
@@ -188,16 +261,24 @@ def test_without_weight_it_is_the_recipe_s_own(case):
         return sums["loss"], grads
 
     own = gradient(recipe_of(case.settings, case.name), case.batch.base)
-    jax.tree.map(np.testing.assert_array_equal, gradient(_weighted(case, 0.0), case.batch), own)
+    jax.tree.map(
+        np.testing.assert_array_equal, gradient(_weighted(case, 0.0), case.batch), own
+    )
     _, weighted = gradient(case.recipe, case.batch)
     assert all(np.any(x) for x in jax.tree.leaves(weighted[DECODER]))
-    kernel, plain = (tree["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"] for tree in (weighted, own[1]))
+    kernel, plain = (
+        tree["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
+        for tree in (weighted, own[1])
+    )
     assert np.abs(kernel - plain).max() > 1e-4
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "key"),
-    [("curriculum", dict(c_thought=0), "c_thought"), ("distil", dict(final_latents="random"), "final_latents")],
+    [
+        ("curriculum", dict(c_thought=0), "c_thought"),
+        ("distil", dict(final_latents="random"), "final_latents"),
+    ],
 )
 def test_what_can_not_be_explained(name, changes, key):
     with pytest.raises(UserError, match=rf"^config\.imitate\.{key}: "):

@@ -9,62 +9,107 @@ from scipy import optimize, stats
 
 import slow_policy
 import small_steps
-from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_prob, rollouts_of, teacher_forced
+from slow_policy import (
+    as_float64,
+    assert_is_gradient,
+    factors_of,
+    normal_log_prob,
+    rollouts_of,
+    teacher_forced,
+)
 from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
 from slpo_jax.training.objectives.objective import policy_gradient_loss
 from slpo_jax.training.objectives.slpo import latent_log_likelihood, moments
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl_loss import roll_out
-from small_steps import BATCH, GROUP, PASSES, ROLLOUT, difference, prompted_batch, small_params, take_steps
+from small_steps import (
+    BATCH,
+    GROUP,
+    PASSES,
+    ROLLOUT,
+    difference,
+    prompted_batch,
+    small_params,
+    take_steps,
+)
 from tiny import CONFIG, SlowReasoner, compiled
 
-K, T, D = 3, ROLLOUT.max_latents, CONFIG.n_embd
+K = 3
+T = ROLLOUT.max_latents
+D = CONFIG.n_embd
 
 log_likelihood = compiled(latent_log_likelihood, static=("reduction",))
 
 
 def _example(seed=0, width=5):
     rng = np.random.default_rng(seed)
-    return (jnp.asarray(x, jnp.float32) for x in (rng.normal(size=(T, width)), rng.normal(size=(K, T, width))))
+    return (
+        jnp.asarray(x, jnp.float32)
+        for x in (rng.normal(size=(T, width)), rng.normal(size=(K, T, width)))
+    )
 
 
 def _toy(theta, t):
     """K samples of a transition as a smooth function of 4 parameters: [K, 5]."""
-    grid, noise_K1 = jnp.arange(1.0, 6.0)[None], jnp.array([[0.3], [-0.5], [0.9]])
-    return jnp.sin(theta[0] * grid + theta[1] * noise_K1) + theta[2] * t + theta[3] * noise_K1 * grid
+    grid = jnp.arange(1.0, 6.0)[None]
+    noise_K1 = jnp.array([[0.3], [-0.5], [0.9]])
+    return (
+        jnp.sin(theta[0] * grid + theta[1] * noise_K1)
+        + theta[2] * t
+        + theta[3] * noise_K1 * grid
+    )
 
 
 @pytest.mark.parametrize("advantage", [0.7, -1.3])
 def test_proposition_1_on_a_function(advantage):
     """-A grad log pi~(h) = A / sigma^2 (mu - h)^T grad mu, where the variance is held fixed."""
-    theta, h = jnp.array([0.4, -0.2, 0.1, 0.3]), jnp.array([[0.5, -0.1, 0.3, 0.8, -0.6]])
+    theta = jnp.array([0.4, -0.2, 0.1, 0.3])
+    h = jnp.array([[0.5, -0.1, 0.3, 0.8, -0.6]])
 
     def loss(theta, detach_variance):
-        return -advantage * latent_log_likelihood(h, _toy(theta, 1)[:, None], 1, detach_variance=detach_variance)[0]
+        return (
+            -advantage
+            * latent_log_likelihood(
+                h, _toy(theta, 1)[:, None], 1, detach_variance=detach_variance
+            )[0]
+        )
 
     mu, variance = moments(_toy(theta, 1))
     to_mu = compiled(jax.jacobian(lambda theta: _toy(theta, 1).mean(axis=0)))(theta)
     mean_path = advantage / variance * (mu - h[0]) @ to_mu
     gradient = compiled(jax.grad(loss), static=("detach_variance",))
-    np.testing.assert_allclose(gradient(theta, detach_variance=True), mean_path, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        gradient(theta, detach_variance=True), mean_path, rtol=1e-4, atol=1e-5
+    )
 
     # With the variance differentiated its path comes on top: d/dv of d/2 log v + |h - mu|^2 / (2 v).
-    to_variance = compiled(jax.jacobian(lambda theta: jnp.var(_toy(theta, 1), axis=0).mean()))(theta)
+    to_variance = compiled(
+        jax.jacobian(lambda theta: jnp.var(_toy(theta, 1), axis=0).mean())
+    )(theta)
     slope = 5 / (2 * variance) - jnp.sum((h[0] - mu) ** 2) / (2 * variance**2)
     whole = mean_path + advantage * slope * to_variance
-    np.testing.assert_allclose(gradient(theta, detach_variance=False), whole, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        gradient(theta, detach_variance=False), whole, rtol=1e-4, atol=1e-5
+    )
     assert np.abs(whole - mean_path).max() > 0.1
 
 
 def test_proposition_5_by_numerical_optimisation():
     """sup over mu and sigma^2 >= eps is -d/2 log(2 pi eps), at mu = h and sigma^2 = eps."""
-    h, epsilon = np.array([0.3, -1.2, 2.0, 0.7]), 0.05
-    density = jax.jit(jax.value_and_grad(lambda x: -gaussian_log_prob(jnp.asarray(h, jnp.float32), x[:-1], x[-1])))
+    h = np.array([0.3, -1.2, 2.0, 0.7])
+    epsilon = 0.05
+    density = jax.jit(
+        jax.value_and_grad(
+            lambda x: -gaussian_log_prob(jnp.asarray(h, jnp.float32), x[:-1], x[-1])
+        )
+    )
     best = -2 * np.log(2 * np.pi * epsilon)
     for seed in range(3):
         start = np.append(np.random.default_rng(seed).normal(size=4), 1.0)
         bounds = [(None, None)] * 4 + [(epsilon, None)]
-        value = lambda x: [np.asarray(y, np.float64) for y in density(jnp.asarray(x, jnp.float32))]  # noqa: E731
+        value = lambda x: [
+            np.asarray(y, np.float64) for y in density(jnp.asarray(x, jnp.float32))
+        ]
         found = optimize.minimize(value, start, jac=True, bounds=bounds)
         np.testing.assert_allclose(found.x, np.append(h, epsilon), atol=2e-3)
         assert -found.fun == pytest.approx(best, abs=1e-3)
@@ -74,18 +119,25 @@ def test_proposition_5_by_numerical_optimisation():
 def test_latent_term_is_the_sum_over_the_steps_taken(length, reduction):
     h, z = _example()
     ours, variance = log_likelihood(h, z, length, epsilon=0.1, reduction=reduction)
-    expected, variances = 0.0, []
+    expected = 0.0
+    variances = []
     for t in range(length):
         sample = np.asarray(z[:, t], np.float64)
         variances.append(np.var(sample, axis=0).mean() + 0.1)
-        expected += stats.multivariate_normal(sample.mean(axis=0), variances[-1] * np.eye(5)).logpdf(np.asarray(h[t]))
-    np.testing.assert_allclose(ours, expected / (5 if reduction == "mean" else 1), rtol=1e-4)
+        expected += stats.multivariate_normal(
+            sample.mean(axis=0), variances[-1] * np.eye(5)
+        ).logpdf(np.asarray(h[t]))
+    np.testing.assert_allclose(
+        ours, expected / (5 if reduction == "mean" else 1), rtol=1e-4
+    )
     np.testing.assert_allclose(variance, np.mean(variances), rtol=1e-5)
 
 
 def test_realised_latents_are_constants_and_later_samples_do_not_count():
     h, z = _example()
-    value = compiled(jax.grad(lambda h, z: latent_log_likelihood(h, z, 2)[0], argnums=(0, 1)))
+    value = compiled(
+        jax.grad(lambda h, z: latent_log_likelihood(h, z, 2)[0], argnums=(0, 1))
+    )
     to_h, to_z = value(h, z)
     np.testing.assert_array_equal(to_h, jnp.zeros_like(h))
     np.testing.assert_array_equal(to_z[:, 2:], jnp.zeros((K, T - 2, 5)))
@@ -105,8 +157,12 @@ def test_equal_samples_give_the_floor_exactly(passes, scale):
 def test_a_term_of_weight_zero_is_left_out():
     """Not even its NaNs come through, nor to its gradient; of the other -(1/G) of the sum over both prompts."""
     advantages = jnp.array([[1.0, -1.0], [0.5, -0.5]])
-    loss = lambda one, other: policy_gradient_loss([(2.0, one), (0.0, other)], advantages)  # noqa: E731
-    value, gradient = jax.value_and_grad(loss, (0, 1))(jnp.array([1.0, 2, 3, 5]), jnp.full(4, jnp.nan))
+    loss = lambda one, other: policy_gradient_loss(
+        [(2.0, one), (0.0, other)], advantages
+    )
+    value, gradient = jax.value_and_grad(loss, (0, 1))(
+        jnp.array([1.0, 2, 3, 5]), jnp.full(4, jnp.nan)
+    )
     assert value == -(2 * (1 - 2) + 1 * (3 - 5)) / 2
     np.testing.assert_array_equal(gradient, [-advantages.ravel(), np.zeros(4)])
 
@@ -128,19 +184,30 @@ def step_key():
 @pytest.fixture(scope="module")
 def frozen(step_key):
     """The trajectories and rewards that the step sees, as constants."""
-    policy, reward = small_steps.POLICY, small_steps.rigged_reward
-    roll = compiled(lambda params, batch, key: roll_out(policy, params, batch, reward, GROUP, key))
+    policy = small_steps.POLICY
+    reward = small_steps.rigged_reward
+    roll = compiled(
+        lambda params, batch, key: roll_out(policy, params, batch, reward, GROUP, key)
+    )
     return roll(small_params(), prompted_batch(), step_key)
 
 
 def _terms(params, rollout, factors_K):
     """Of one rollout: Gaussian latents, the mean of the passes' answers, a forced stop at T; and the mean variance."""
-    reasoner, h = SlowReasoner(params["reasoner"]), rollout.latents
-    passes = [teacher_forced(reasoner, rollout, h, rollout.spoken, factors) for factors in factors_K]
+    reasoner = SlowReasoner(params["reasoner"])
+    h = rollout.latents
+    passes = [
+        teacher_forced(reasoner, rollout, h, rollout.spoken, factors)
+        for factors in factors_K
+    ]
     z, answers = (np.stack(parts) for parts in zip(*passes, strict=True))
     mean = z.mean(axis=0)
-    variances = ((z - mean) ** 2).sum(axis=(0, 2)) / (PASSES * h.shape[1]) + small_steps.OBJECTIVE.epsilon
-    latent = sum(normal_log_prob(*step) for step in zip(h, mean, variances, strict=True))
+    variances = ((z - mean) ** 2).sum(axis=(0, 2)) / (
+        PASSES * h.shape[1]
+    ) + small_steps.OBJECTIVE.epsilon
+    latent = sum(
+        normal_log_prob(*step) for step in zip(h, mean, variances, strict=True)
+    )
     stop = slow_policy.stop_log_prob(params["gate"], h, ROLLOUT.max_latents)
     return latent, answers.mean(), stop, variances.mean()
 
@@ -148,7 +215,11 @@ def _terms(params, rollout, factors_K):
 def _slow_loss(params, rollouts, rewards, factors_N):
     """-1/B sum_x 1/G sum_i A_i l~(xi_i | x)."""
     rows = zip(rollouts, slow_policy.leave_one_out(rewards), factors_N, strict=True)
-    scored = [a * sum(_terms(params, rollout, factors)[:3]) for rollout, a, factors in rows if a]
+    scored = [
+        a * sum(_terms(params, rollout, factors)[:3])
+        for rollout, a, factors in rows
+        if a
+    ]
     return -sum(scored) / GROUP / BATCH
 
 
@@ -157,7 +228,10 @@ def _keys_of_pass(pass_key):
     found = []
     for example in prompted_batch().draws:
         of_example = jax.random.fold_in(pass_key, example)
-        found += [[jax.random.fold_in(of_example, number) for number in (0, 1 + g)] for g in range(GROUP)]
+        found += [
+            [jax.random.fold_in(of_example, number) for number in (0, 1 + g)]
+            for g in range(GROUP)
+        ]
     return map(jnp.stack, zip(*found, strict=True))
 
 
@@ -166,20 +240,33 @@ def test_proposition_2_gradient(first_step, frozen, step_key):
     trajectories, rewards = frozen
     rollouts = rollouts_of(prompted_batch().prompts, trajectories)
     pass_keys = jax.random.split(jax.random.fold_in(step_key, 1), PASSES)
-    factors_K = [factors_of(rollouts, *_keys_of_pass(key), ROLLOUT) for key in pass_keys]
+    factors_K = [
+        factors_of(rollouts, *_keys_of_pass(key), ROLLOUT) for key in pass_keys
+    ]
     factors_N = list(zip(*factors_K, strict=True))
 
     def value(params):
         return _slow_loss(params, rollouts, rewards, factors_N)
 
-    params, metrics = as_float64(small_params()), first_step.metrics[0]
+    params = as_float64(small_params())
+    metrics = first_step.metrics[0]
     assert metrics["loss"] == pytest.approx(value(params), rel=1e-3)
     terms = [_terms(params, *row) for row in zip(rollouts, factors_N, strict=True)]
-    names = [f"{name}_log_likelihood" for name in ("latent", "answer", "stop")] + ["surrogate_variance"]
-    assert [metrics[name] for name in names] == pytest.approx(np.mean(terms, axis=0), rel=2e-4)
+    names = [f"{name}_log_likelihood" for name in ("latent", "answer", "stop")] + [
+        "surrogate_variance"
+    ]
+    assert [metrics[name] for name in names] == pytest.approx(
+        np.mean(terms, axis=0), rel=2e-4
+    )
     assert_is_gradient(first_step.gradient, value, small_params())
     for part in ("reasoner", "gate"):
-        assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(first_step.gradient[part])) > 1e-2
+        assert (
+            max(
+                float(jnp.abs(g).max())
+                for g in jax.tree.leaves(first_step.gradient[part])
+            )
+            > 1e-2
+        )
 
 
 @pytest.mark.parametrize("reference", [small_steps.ALWAYS, small_steps.NEVER])
@@ -189,8 +276,11 @@ def test_equal_rewards_change_nothing(reference):
     assert (taken.metrics[0]["mixed"], taken.metrics[0]["grad_norm"]) == (0, 0)
     assert difference(taken.params, small_params()) == 0
     for name in ("adafactor", "adamw"):  # and the optimizers make nothing of nothing
-        params, optimizer = small_params(), make_optimizer(OptimizerConfig(name, learning_rate=0.1))
-        update, _ = jax.jit(optimizer.update)(taken.gradient, optimizer.init(params), params)
+        params = small_params()
+        optimizer = make_optimizer(OptimizerConfig(name, learning_rate=0.1))
+        update, _ = jax.jit(optimizer.update)(
+            taken.gradient, optimizer.init(params), params
+        )
         assert difference(optax.apply_updates(params, update), params) == 0
 
 

@@ -18,14 +18,29 @@ from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.rl_loss import make_loss
 from slpo_jax.training.state import init_state, make_train_step
-from small_steps import POLICY, ROLLOUT, STAGES, batch_of, layout_of, prompted_batch, small_params
+from small_steps import (
+    POLICY,
+    ROLLOUT,
+    STAGES,
+    batch_of,
+    layout_of,
+    prompted_batch,
+    small_params,
+)
 from tiny import CONFIG, END, REASONER, assert_close, policy_of
 
-POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced, and uses the same keys
-ADDITIVE = policy_of(dataclasses.replace(ROLLOUT, latent_policy_noise=True), REASONER, "additive")
+POLICY = dataclasses.replace(
+    POLICY, capacities=((1.0, 1.0),)
+)  # each is traced, and uses the same keys
+ADDITIVE = policy_of(
+    dataclasses.replace(ROLLOUT, latent_policy_noise=True), REASONER, "additive"
+)
 GAUSSIAN = Colar(12, 0.4, gaussian=True).on(CONFIG)
 COLAR = policy_of(
-    dataclasses.replace(ROLLOUT, latent_policy_noise=True, stopping="length"), GAUSSIAN, "colar", end_id=END
+    dataclasses.replace(ROLLOUT, latent_policy_noise=True, stopping="length"),
+    GAUSSIAN,
+    "colar",
+    end_id=END,
 )
 EVERY = {
     "slpo": (POLICY, OBJECTIVES["slpo"](passes=2)),
@@ -54,21 +69,39 @@ def test_the_checker_sees_a_key_that_is_used_twice():
 def test_a_step_of_reinforcement_learning(name):
     policy, objective = EVERY[name]
     loss = make_loss(policy, objective, small_steps.rigged_reward, small_steps.GROUP)
-    _traced(jax.grad(loss, has_aux=True), small_params(), prompted_batch(), jax.random.key(0))
+    _traced(
+        jax.grad(loss, has_aux=True),
+        small_params(),
+        prompted_batch(),
+        jax.random.key(0),
+    )
 
 
 @pytest.mark.parametrize("stage", ["imitate", "cold_start"])
 def test_a_step_of_the_other_stages(stage):
-    _traced(jax.grad(STAGES[stage][0](), has_aux=True), small_params(), batch_of(stage), jax.random.key(0))
+    _traced(
+        jax.grad(STAGES[stage][0](), has_aux=True),
+        small_params(),
+        batch_of(stage),
+        jax.random.key(0),
+    )
 
 
-@pytest.mark.parametrize("policy", [POLICY, ADDITIVE, COLAR], ids=["latent", "additive", "colar"])
+@pytest.mark.parametrize(
+    "policy", [POLICY, ADDITIVE, COLAR], ids=["latent", "additive", "colar"]
+)
 def test_a_rollout(policy):
     batch = prompted_batch()
     keys = jax.random.split(jax.random.key(0), len(batch.draws))
-    params = small_params() | {"reasoner": jax.eval_shape(policy.reasoner.init, keys[0])}
+    params = small_params() | {
+        "reasoner": jax.eval_shape(policy.reasoner.init, keys[0])
+    }
     rule = ROLLOUT.max_latents if policy is COLAR else None
-    _traced(lambda params, keys: sample(policy, params, batch.prompts, keys, rule), params, keys)
+    _traced(
+        lambda params, keys: sample(policy, params, batch.prompts, keys, rule),
+        params,
+        keys,
+    )
 
 
 # Layers in a loop: rollouts, caches and the gradient are those of one layer after another.
@@ -84,30 +117,54 @@ IN_LOOP = Coconut().on(dataclasses.replace(tiny.CONFIG, scan_layers=True))
 def test_a_step_is_the_same(monkeypatch, stage, noise):
     found = []
     for reasoner in (tiny.REASONER, IN_LOOP):
-        policy = tiny.policy_of(dataclasses.replace(small_steps.ROLLOUT, dropout_where=noise), reasoner)
+        policy = tiny.policy_of(
+            dataclasses.replace(small_steps.ROLLOUT, dropout_where=noise), reasoner
+        )
         monkeypatch.setattr(small_steps, "POLICY", policy)
-        monkeypatch.setattr(small_steps, "IMITATION", policy.having(max_latents=3, dropout_rate=0.2))
+        monkeypatch.setattr(
+            small_steps, "IMITATION", policy.having(max_latents=3, dropout_rate=0.2)
+        )
         make, trained = small_steps.STAGES[stage]
-        step, arguments = small_steps.step_of(make(), small_params(), trained, batch_of(stage), stage)
-        of_all = f"f32[{tiny.CONFIG.n_layer},{tiny.CONFIG.n_embd},{4 * tiny.CONFIG.n_embd}]"
-        assert (of_all in str(jax.make_jaxpr(step)(*arguments))) == (reasoner is IN_LOOP)
-        state, metrics = step.lower(*arguments).compile(compiler_options=tiny.FAST)(*arguments)
+        step, arguments = small_steps.step_of(
+            make(), small_params(), trained, batch_of(stage), stage
+        )
+        of_all = (
+            f"f32[{tiny.CONFIG.n_layer},{tiny.CONFIG.n_embd},{4 * tiny.CONFIG.n_embd}]"
+        )
+        assert (of_all in str(jax.make_jaxpr(step)(*arguments))) == (
+            reasoner is IN_LOOP
+        )
+        state, metrics = step.lower(*arguments).compile(compiler_options=tiny.FAST)(
+            *arguments
+        )
         found.append((state.opt_state[0].trace, metrics))
-    assert small_steps.difference(found[0][0], jax.tree.map(lambda x: 0 * x, found[0][0])) > 0.01
+    assert (
+        small_steps.difference(found[0][0], jax.tree.map(lambda x: 0 * x, found[0][0]))
+        > 0.01
+    )
     tiny.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def test_of_a_layer_a_backward_pass_keeps_what_is_named():
     """Of the feed-forward layer the first product, of attention the projections: no activation behind them."""
-    rows, length, width = 3, 5, tiny.CONFIG.n_embd
+    rows = 3
+    length = 5
+    width = tiny.CONFIG.n_embd
 
     def loss(params, x_BLD):
-        at_BL, seen_BL = jnp.tile(jnp.arange(length), (rows, 1)), jnp.ones((rows, length), bool)
+        at_BL = jnp.tile(jnp.arange(length), (rows, 1))
+        seen_BL = jnp.ones((rows, length), bool)
         return IN_LOOP.forward(params, x_BLD, at_BL, seen_BL)[0].sum()
 
-    jaxpr = jax.make_jaxpr(jax.grad(loss))(small_params()["reasoner"], jnp.ones((rows, length, width)))
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(
+        small_params()["reasoner"], jnp.ones((rows, length, width))
+    )
     forward = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
-    kept = [x.aval.shape[-1] for x in forward.outvars if x.aval.shape[:3] == (tiny.CONFIG.n_layer, rows, length)]
+    kept = [
+        x.aval.shape[-1]
+        for x in forward.outvars
+        if x.aval.shape[:3] == (tiny.CONFIG.n_layer, rows, length)
+    ]
     assert sorted(kept) == sorted([width, 3 * width, width, 4 * width])
 
 
@@ -118,21 +175,29 @@ ROWS_OF_BATCH = 4
 def _loss(params, batch, key):
     """Its gradient is the batch's, so many times as it has rows in the mean."""
     del key
-    parts = jax.tree.map(lambda p, g: ROWS_OF_BATCH * jnp.sum(p * g), params["reasoner"], batch)
+    parts = jax.tree.map(
+        lambda p, g: ROWS_OF_BATCH * jnp.sum(p * g), params["reasoner"], batch
+    )
     loss = sum(jax.tree.leaves(parts))
     return loss, {"loss": (loss, jnp.float32(ROWS_OF_BATCH))}
 
 
 def _step(config, params, loss=_loss, batch=None, **how):
-    optimizer, layout = make_optimizer(config), layout_of()
-    state = init_state({"reasoner": params}, ("reasoner",), optimizer, jax.random.key(0), layout)
+    optimizer = make_optimizer(config)
+    layout = layout_of()
+    state = init_state(
+        {"reasoner": params}, ("reasoner",), optimizer, jax.random.key(0), layout
+    )
     step = make_train_step(loss, optimizer, ("reasoner",), layout, "rl", **how)
     return state, step.lower(state, params if batch is None else batch).compile()
 
 
 def _arrays(seed, size):
     rng = np.random.default_rng(seed)
-    return {"a": rng.normal(size=(size, size)).astype(np.float32), "b": rng.normal(size=size).astype(np.float32)}
+    return {
+        "a": rng.normal(size=(size, size)).astype(np.float32),
+        "b": rng.normal(size=size).astype(np.float32),
+    }
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -140,11 +205,16 @@ def test_steps_are_optax_s_and_a_broken_one_changes_nothing(name):
     config = OptimizerConfig(name, learning_rate=0.1, weight_decay=0.1, clip_norm=3.0)
     params = _arrays(0, 8)
     state, step = _step(config, params)
-    plain = make_optimizer(OptimizerConfig(name, learning_rate=0.1, weight_decay=0.1, clip_norm=None))
+    plain = make_optimizer(
+        OptimizerConfig(name, learning_rate=0.1, weight_decay=0.1, clip_norm=None)
+    )
     oracle = optax.chain(optax.clip_by_global_norm(3.0), plain)
-    expected, expected_state = params, oracle.init(params)
+    expected = params
+    expected_state = oracle.init(params)
     for number, scale in enumerate((1.0, 1e-3, np.nan, 2.0, np.inf)):
-        gradient = jax.tree.map(lambda g, scale=scale: g * np.float32(scale), _arrays(1 + number, 8))
+        gradient = jax.tree.map(
+            lambda g, scale=scale: g * np.float32(scale), _arrays(1 + number, 8)
+        )
         state, metrics = step(state, gradient)
         assert int(metrics["skipped_in_a_row"]) == (not np.isfinite(scale))
         if np.isfinite(scale):
@@ -161,14 +231,19 @@ def test_the_learning_rate_is_that_of_the_step(name):
     state, step = _step(config, _arrays(0, 8), schedule=make_schedule(config))
     rates = []
     for scale in (1.0, np.nan, 1.0, 1.0):
-        state, metrics = step(state, jax.tree.map(lambda g, scale=scale: g * np.float32(scale), _arrays(1, 8)))
+        state, metrics = step(
+            state,
+            jax.tree.map(lambda g, scale=scale: g * np.float32(scale), _arrays(1, 8)),
+        )
         rates.append(float(metrics["learning_rate"]))
     assert rates == pytest.approx([0.0, 0.025, 0.025, 0.05])
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_whatever_the_loss():
     def loss(params, batch, key):
-        return _loss(params, batch, key)[0], {"loss": (jnp.float32(0), jnp.float32(ROWS_OF_BATCH))}
+        return _loss(params, batch, key)[0], {
+            "loss": (jnp.float32(0), jnp.float32(ROWS_OF_BATCH))
+        }
 
     params = _arrays(0, 8)
     state, step = _step(OptimizerConfig("adamw", learning_rate=0.1), params, loss)
@@ -187,19 +262,33 @@ def test_a_gradient_is_the_mean_over_the_rows_that_count():
         total = batch["rows"][0] * jnp.sum(params["reasoner"]["a"] * batch["g"])
         return total, {"loss": (total, batch["rows"][0])}
 
-    params, given = {"a": _arrays(0, 8)["a"]}, _arrays(1, 8)["a"]
+    params = {"a": _arrays(0, 8)["a"]}
+    given = _arrays(1, 8)["a"]
     batch = {"g": given, "rows": np.ones(1, np.float32)}
-    _, step = _step(OptimizerConfig("adamw", learning_rate=0.1, warmup_steps=0), params, loss, batch)
+    _, step = _step(
+        OptimizerConfig("adamw", learning_rate=0.1, warmup_steps=0), params, loss, batch
+    )
     for rows in (0, 1, 2, 5):
-        state, _ = _step(OptimizerConfig("adamw", learning_rate=0.1, warmup_steps=0), params, loss, batch)
+        state, _ = _step(
+            OptimizerConfig("adamw", learning_rate=0.1, warmup_steps=0),
+            params,
+            loss,
+            batch,
+        )
         state, metrics = step(state, batch | {"rows": np.full(1, rows, np.float32)})
-        assert metrics["grad_norm"] == pytest.approx(np.linalg.norm(given) * (rows > 0), rel=1e-5)
-        assert metrics["loss"] == pytest.approx((params["a"] * given).sum() * (rows > 0), rel=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(
+            np.linalg.norm(given) * (rows > 0), rel=1e-5
+        )
+        assert metrics["loss"] == pytest.approx(
+            (params["a"] * given).sum() * (rows > 0), rel=1e-5
+        )
         assert metrics["skipped_steps"] == 0
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_step_of_two_updates_of_which_one_is_broken_is_counted_and_takes_the_other(broken):
+def test_a_step_of_two_updates_of_which_one_is_broken_is_counted_and_takes_the_other(
+    broken,
+):
     bad = jax.random.fold_in(noise.stream_key(jax.random.key(0), "rl", 0), broken)
 
     def loss(params, batch, key):
@@ -208,7 +297,9 @@ def test_a_step_of_two_updates_of_which_one_is_broken_is_counted_and_takes_the_o
         total = jnp.where(is_bad, jnp.nan, total)
         return total, metrics | {"loss": (total, metrics["loss"][1])}
 
-    config, params, gradient = OptimizerConfig("adamw", learning_rate=0.1), _arrays(0, 8), _arrays(1, 8)
+    config = OptimizerConfig("adamw", learning_rate=0.1)
+    params = _arrays(0, 8)
+    gradient = _arrays(1, 8)
     state, step = _step(config, params, loss, updates=2)
     state, metrics = step(state, gradient)
     assert (int(metrics["skipped_steps"]), int(metrics["skipped_in_a_row"])) == (1, 1)

@@ -25,10 +25,17 @@ from tiny import SlowReasoner, compiled, real_tokens
 
 KEY = jax.random.key(0)
 CLEAN = POLICY.having(max_latents=3, dropout_rate=0.0)
-STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
+STEPS = (
+    ("2 + 3 = 5",),
+    ("4 - 1 = 3", "3 x 2 = 6"),
+    ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"),
+)
 PROBLEMS = encode_problems(
     Coconut().template(task_tokenizer("synthetic", 20)),
-    [Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS)],
+    [
+        Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1])
+        for n, steps in enumerate(STEPS)
+    ],
 )
 
 
@@ -36,7 +43,8 @@ def _stops_by_hand(batch, params):
     """Of each row, the probabilities rho_1 .. rho_tau of the slow reasoner's latents."""
     slow = SlowReasoner(params["reasoner"], tiny.CONFIG)
     out = params["gate"]["out"]
-    kernel, bias = np.float64(out["kernel"][:, 0]), float(out["bias"][0])
+    kernel = np.float64(out["kernel"][:, 0])
+    bias = float(out["bias"][0])
     rows = []
     for row, latents in enumerate(batch.latents):
         thought = slow.think(real_tokens(batch.prompts, row), int(latents))
@@ -49,9 +57,13 @@ def test_the_likelihood_is_the_one_by_hand(weight):
     """The product over the latents before the last, and the last one's rho, even at the most that there may be."""
     params = small_params()
     batch = imitation_batch().replace(stops=np.array([1, 1, 1, 0], np.float32))
-    without, _ = compiled(curriculum.Curriculum()(imitate_config()).loss_of(CLEAN))(params, batch, KEY)
+    without, _ = compiled(curriculum.Curriculum()(imitate_config()).loss_of(CLEAN))(
+        params, batch, KEY
+    )
     settings = dataclasses.replace(imitate_config(), gate_weight=weight)
-    total, sums = compiled(curriculum.Curriculum()(settings).loss_of(CLEAN))(params, batch, KEY)
+    total, sums = compiled(curriculum.Curriculum()(settings).loss_of(CLEAN))(
+        params, batch, KEY
+    )
     expected = 0.0
     for rho in _stops_by_hand(batch, params)[:3]:
         expected += np.log(rho[-1]) + np.log(1 - rho[:-1]).sum()
@@ -64,9 +76,14 @@ def test_the_likelihood_is_the_one_by_hand(weight):
 
 def test_a_row_is_right_only_with_its_stop():
     """Of rows whose tokens are all right, those count whose gate fires at the last latent, and not before."""
-    params, batch = small_params(), imitation_batch()
+    params = small_params()
+    batch = imitation_batch()
     for bias, first in ((-50.0, False), (50.0, True)):
-        shifted = params | {"gate": {"out": params["gate"]["out"] | {"bias": np.full(1, bias, np.float32)}}}
+        shifted = params | {
+            "gate": {
+                "out": params["gate"]["out"] | {"bias": np.full(1, bias, np.float32)}
+            }
+        }
         _, thought = curriculum.after_latents(CLEAN, shifted, batch, tiny.keys_of(4))
         _, right, _ = curriculum.stop_term(CLEAN, shifted, batch, thought, 1.0)
         # A gate that never fires is right nowhere; one that always fires is where one latent is right.
@@ -76,16 +93,23 @@ def test_a_row_is_right_only_with_its_stop():
 
 
 @pytest.mark.parametrize(
-    ("dropped", "stops"), [(0, [0, 0, 0]), (1, [1, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1]), (None, [1, 1, 1])]
+    ("dropped", "stops"),
+    [(0, [0, 0, 0]), (1, [1, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1]), (None, [1, 1, 1])],
 )
 def test_only_whole_thoughts_have_a_stop(dropped, stops):
     """While steps are still written after the latents, nobody says that thought ends there."""
     settings = dataclasses.replace(
-        imitate_config(), c_thought=1, max_latent_stage=3, final_latents="steps", gate_weight=1.0
+        imitate_config(),
+        c_thought=1,
+        max_latent_stage=3,
+        final_latents="steps",
+        gate_weight=1.0,
     )
     recipe = recipe_of(settings, "curriculum")
     phase = next(each for each in recipe.phases(PROBLEMS, 3) if each.dropped == dropped)
-    batch = recipe.batch(PROBLEMS, phase, phase.start, 1, 3, (24,), recipe.slots(PROBLEMS, phase))
+    batch = recipe.batch(
+        PROBLEMS, phase, phase.start, 1, 3, (24,), recipe.slots(PROBLEMS, phase)
+    )
     order = np.argsort(batch.draws % 3)
     assert batch.stops[order].tolist() == stops
     if dropped is None:
@@ -100,21 +124,32 @@ def test_the_stop_is_learned_from_the_steps():
         final_latents="steps", gate_weight=1.0, batch_size=6,
     )  # fmt: skip
     template = PROBLEMS.template
-    config = dataclasses.replace(tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64)
+    config = dataclasses.replace(
+        tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64
+    )
     reasoner = Coconut().on(config)
-    rollout = RolloutConfig(3, 4, template.closing_ids, template.eos_ids, template.pad_id, dropout_rate=0.0)
-    gate = stopping_gate(config.n_embd, detached=False).in_tree()  # so that latents learn to tell the last one
+    rollout = RolloutConfig(
+        3, 4, template.closing_ids, template.eos_ids, template.pad_id, dropout_rate=0.0
+    )
+    gate = stopping_gate(
+        config.n_embd, detached=False
+    ).in_tree()  # so that latents learn to tell the last one
     in_tree = reasoner.in_tree()
     policy = Policy(in_tree, LATENT_POLICIES["latent"]()(in_tree, gate), rollout)
     params = {"reasoner": reasoner.init(KEY), "gate": tiny.random_gate()}
     recipe = recipe_of(settings, "curriculum")
     (phase,) = recipe.phases(PROBLEMS, 3)
-    layout, trained = layout_of(), ("reasoner", "gate")
+    layout = layout_of()
+    trained = ("reasoner", "gate")
     optimizer = make_optimizer(OptimizerConfig("adamw", 1e-2))
-    step = make_train_step(recipe.loss_of(policy), optimizer, trained, layout, "imitate")
+    step = make_train_step(
+        recipe.loss_of(policy), optimizer, trained, layout, "imitate"
+    )
     state = init_state(params, trained, optimizer, KEY, layout)
     for number in range(phase.end):
-        batch = recipe.batch(PROBLEMS, phase, number, 1, 6, (24,), recipe.slots(PROBLEMS, phase))
+        batch = recipe.batch(
+            PROBLEMS, phase, number, 1, 6, (24,), recipe.slots(PROBLEMS, phase)
+        )
         state, metrics = step(state, shard_rows(batch, layout.mesh))
     assert float(metrics["accuracy"]) == 1.0
     assert float(metrics["stop_log_likelihood"]) > -0.3
@@ -135,7 +170,9 @@ def test_a_stop_that_nothing_says_is_refused(changes):
     config.imitate.update(c_thought=1, final_latents="steps", gate_weight=1.0)
     config_checks.check(config)
     with config.unlocked():
-        config.imitate.update({key: value for key, value in changes.items() if "." not in key})
+        config.imitate.update(
+            {key: value for key, value in changes.items() if "." not in key}
+        )
     if "lora.rank" in changes:
         config.imitate.lora.rank = changes["lora.rank"]
     with pytest.raises(UserError, match="gate_weight"):

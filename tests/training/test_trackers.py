@@ -21,7 +21,9 @@ class Memory:
     """Keeps what it is told; may fail at a step."""
 
     def __init__(self, fails_at: int = -1):
-        self.rows, self.fails_at, self.finished = [], fails_at, 0
+        self.rows = []
+        self.fails_at = fails_at
+        self.finished = 0
 
     def log(self, step, scalars):
         if step == self.fails_at:
@@ -54,8 +56,12 @@ def test_a_run_that_goes_on_logs_nothing_twice(tmp_path, memory):
     log.close()
     log = _log(tmp_path, "memory")
     log.rewind("slpo", 1)
-    log.write("slpo", 2, {"loss": float("nan"), "seconds": 7.0})  # the same again, by another clock
-    log.write("slpo", 3, {"loss": 9.0, "seconds": 5.0})  # another: begun anew with other settings
+    log.write(
+        "slpo", 2, {"loss": float("nan"), "seconds": 7.0}
+    )  # the same again, by another clock
+    log.write(
+        "slpo", 3, {"loss": 9.0, "seconds": 5.0}
+    )  # another: begun anew with other settings
     log.write("slpo", 3, {"valid_accuracy": 0.5})
     log.write("slpo", 4, {"loss": float("inf"), "reward": 1.0})
     log.close()
@@ -63,8 +69,17 @@ def test_a_run_that_goes_on_logs_nothing_twice(tmp_path, memory):
     assert told == [(1, 0.5), (2, None), (3, 1.5), (3, None), (3, 9.0), (4, None)]
     assert memory.rows[-1] == (4, {"slpo/reward": 1.0})
     assert memory.finished == 2
-    rows = [json.loads(line, parse_constant=pytest.fail) for line in log.path.read_text().splitlines()]
-    assert [(row["step"], row.get("loss")) for row in rows] == [(1, 0.5), (2, None), (3, 9.0), (3, None), (4, None)]
+    rows = [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in log.path.read_text().splitlines()
+    ]
+    assert [(row["step"], row.get("loss")) for row in rows] == [
+        (1, 0.5),
+        (2, None),
+        (3, 9.0),
+        (3, None),
+        (4, None),
+    ]
 
 
 FIGURES = {"test/slpo/acc": 0.5, "test/slpo/pass@2": 0.75}
@@ -76,7 +91,9 @@ COMPLETIONS = [
 
 def test_an_evaluation_is_reported_once_and_again_when_it_changes(tmp_path, memory):
     memory.log_completions = mock.Mock()
-    evaluated = [(0, {"evaluate/test/slpo/acc": 0.5, "evaluate/test/slpo/pass@2": 0.75})]
+    evaluated = [
+        (0, {"evaluate/test/slpo/acc": 0.5, "evaluate/test/slpo/pass@2": 0.75})
+    ]
     for _ in range(2):
         log = MetricsLog(Workdir(tmp_path))  # nothing was left to train
         log.report(("memory",), {}, FIGURES, COMPLETIONS)
@@ -87,7 +104,11 @@ def test_an_evaluation_is_reported_once_and_again_when_it_changes(tmp_path, memo
     log.write("slpo", 1, {"loss": 0.5})
     log.report(("memory",), {}, {"test/slpo/acc": 0.25}, [])
     log.close()
-    assert memory.rows == [*evaluated, (1, {"slpo/loss": 0.5}), (0, {"evaluate/test/slpo/acc": 0.25})]
+    assert memory.rows == [
+        *evaluated,
+        (1, {"slpo/loss": 0.5}),
+        (0, {"evaluate/test/slpo/acc": 0.25}),
+    ]
 
 
 def test_mlflow_goes_on_with_one_run(tmp_path, monkeypatch):
@@ -101,15 +122,25 @@ def test_mlflow_goes_on_with_one_run(tmp_path, monkeypatch):
         log.report(("mlflow",), {}, FIGURES, COMPLETIONS)
         log.close()
     client = mlflow.MlflowClient()
-    (found,) = client.search_runs([client.get_experiment_by_name("slpo_jax").experiment_id])
+    (found,) = client.search_runs(
+        [client.get_experiment_by_name("slpo_jax").experiment_id]
+    )
     assert (found.info.run_name, found.info.status) == ("work", "FINISHED")
     history = client.get_metric_history(found.info.run_id, "slpo/loss")
-    assert sorted((metric.step, metric.value) for metric in history) == [(1, 1.0), (2, 0.5)]
-    assert len(client.get_metric_history(found.info.run_id, "evaluate/test/slpo/pass_2")) == 1
+    assert sorted((metric.step, metric.value) for metric in history) == [
+        (1, 1.0),
+        (2, 0.5),
+    ]
+    assert (
+        len(client.get_metric_history(found.info.run_id, "evaluate/test/slpo/pass_2"))
+        == 1
+    )
 
 
 def test_trackio_goes_on_with_one_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which it reads when it is imported
+    monkeypatch.setenv(
+        "TRACKIO_DIR", str(tmp_path / "trackio")
+    )  # which it reads when it is imported
     pytest.importorskip("trackio")
     (tmp_path / "work").mkdir()
     for step in (1, 2):
@@ -119,16 +150,23 @@ def test_trackio_goes_on_with_one_run(tmp_path, monkeypatch):
         log.close()
     (database,) = (tmp_path / "trackio").glob("*.db")
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute("select run_name, step, metrics from metrics").fetchall()
+        rows = connection.execute(
+            "select run_name, step, metrics from metrics"
+        ).fetchall()
     assert len({run for run, _, _ in rows}) == 1
     told = [(step, json.loads(metrics)) for _, step, metrics in rows]
     assert (1, {"slpo/loss": 1.0}) in told
     assert (2, {"slpo/loss": 0.5}) in told
-    assert told.count((0, {f"evaluate/{name}": value for name, value in FIGURES.items()})) == 1
+    assert (
+        told.count((0, {f"evaluate/{name}": value for name, value in FIGURES.items()}))
+        == 1
+    )
     assert len(told) == 4
 
 
-def test_a_tracker_that_fails_is_off_with_one_line(tmp_path, memory, warnings, monkeypatch):
+def test_a_tracker_that_fails_is_off_with_one_line(
+    tmp_path, memory, warnings, monkeypatch
+):
     failing = Memory(fails_at=2)
     monkeypatch.setitem(TRACKERS, "failing", lambda workdir, config: failing)
     log = _log(tmp_path, "failing", "memory")
@@ -161,7 +199,9 @@ def test_the_first_of_several_processes_tracks(tmp_path, memory, monkeypatch):
         (("trackio",), r"trackio is not installed; pip install 'slpo_jax\[trackio\]'"),
     ],
 )
-def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message, monkeypatch):
+def test_a_tracker_that_is_not_there_is_said_before_any_work(
+    names, message, monkeypatch
+):
     for name in ("wandb", "mlflow", "trackio"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=message):
@@ -169,7 +209,9 @@ def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message, mon
 
 
 def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(TRACKERS, "closed", mock.Mock(side_effect=PermissionError("not logged in")))
+    monkeypatch.setitem(
+        TRACKERS, "closed", mock.Mock(side_effect=PermissionError("not logged in"))
+    )
     with pytest.raises(UserError, match=r"config\.trackers: closed: PermissionError"):
         _log(tmp_path, "closed")
 
@@ -199,10 +241,15 @@ def test_wandb_goes_on_with_one_run(tmp_path, monkeypatch):
     from wandb.proto.wandb_internal_pb2 import Record
 
     found = []
-    for path in sorted((tmp_path / "work" / "wandb").glob(f"offline-run-*/run-{known}.wandb")):
+    for path in sorted(
+        (tmp_path / "work" / "wandb").glob(f"offline-run-*/run-{known}.wandb")
+    ):
         for data in _entries(path.read_bytes()):
             record = Record.FromString(data)
-            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            items = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
             if "imitate/loss" in items:
                 found.append((items["imitate/step"], items["imitate/loss"]))
     assert found == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]

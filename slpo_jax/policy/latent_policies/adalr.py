@@ -7,10 +7,14 @@ import jax.numpy as jnp
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.latent_policy import (
+    LatentPolicy,
+    LatentPolicySettings,
+)
 from slpo_jax.settings import setting
 
-CONTINUE, STOP = "<|CONTINUE|>", "<|STOP|>"
+CONTINUE = "<|CONTINUE|>"
+STOP = "<|STOP|>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,9 @@ class Adalr(LatentPolicySettings):
         return CONTINUE
 
     def with_ids(self, token, closing_ids):
-        return dataclasses.replace(self, continue_id=token(CONTINUE), stop_id=token(STOP))
+        return dataclasses.replace(
+            self, continue_id=token(CONTINUE), stop_id=token(STOP)
+        )
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """Make the law of {"of": the latent, "stop": the logit of P(stop) before it, "halts": whether it stopped}."""

@@ -102,13 +102,17 @@ class LatentPolicy:
         return replace(self, halts=None if self.halts is None else never)
 
 
-def token_log_prob(reasoner: Reasoner, token: int | None) -> Callable[[Params, jax.Array], jax.Array] | None:
+def token_log_prob(
+    reasoner: Reasoner, token: int | None
+) -> Callable[[Params, jax.Array], jax.Array] | None:
     """Return `LatentPolicy.halting_log_prob` where halting is the choice of a token; None without one."""
     if token is None:
         return None
 
     def log_prob(params, hidden_BLD):
-        return reasoner.log_probs(params, hidden_BLD, jnp.full(hidden_BLD.shape[:-1], token))[0]
+        return reasoner.log_probs(
+            params, hidden_BLD, jnp.full(hidden_BLD.shape[:-1], token)
+        )[0]
 
     return log_prob
 
