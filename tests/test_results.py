@@ -226,7 +226,8 @@ def test_a_claim_without_a_cell_is_found():
             ]
         }
     }
-    page = "## One\nLost 1.3 points [-2.0, +0.5] on SmolLM-1.7B; v 1.2.3 `9.9`\n<!-- results/one.json 6.6 -->\n| 8.8 |\n"
+    page = "## One\nLost 1.3 points [-2.0, +0.5] on SmolLM-1.7B; v 1.2.3 `9.9`\n"
+    page += "<!-- results/one.json 6.6 -->\n| 8.8 |\n"
     page += "or 0.25, 7.0 ± 3.0\n"
     assert unfounded(page, lambda name: stored) == []
     changed = page.replace("1.3", "0.2").replace("or 0.25", "or 0.26")

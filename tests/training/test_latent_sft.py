@@ -93,9 +93,12 @@ def case():
     rng = np.random.default_rng(0)
     reasoner = Text().on(config)
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
-    draw = lambda: jax.tree.map(
-        lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes
-    )
+
+    def draw():
+        return jax.tree.map(
+            lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes
+        )
+
     params = {
         REASONER: draw(),
         ENCODER: draw(),

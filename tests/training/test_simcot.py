@@ -77,9 +77,12 @@ def case(request, tmp_path_factory):
     rng = np.random.default_rng(0)
     reasoner = Coconut().on(config)
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
-    draw = lambda: jax.tree.map(
-        lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes
-    )
+
+    def draw():
+        return jax.tree.map(
+            lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes
+        )
+
     params = {"reasoner": draw(), "gate": tiny.random_gate(), DECODER: draw()}
     rollout = RolloutConfig(
         LATENTS,

@@ -107,9 +107,12 @@ def test_proposition_5_by_numerical_optimisation():
     for seed in range(3):
         start = np.append(np.random.default_rng(seed).normal(size=4), 1.0)
         bounds = [(None, None)] * 4 + [(epsilon, None)]
-        value = lambda x: [
-            np.asarray(y, np.float64) for y in density(jnp.asarray(x, jnp.float32))
-        ]
+
+        def value(x):
+            return [
+                np.asarray(y, np.float64) for y in density(jnp.asarray(x, jnp.float32))
+            ]
+
         found = optimize.minimize(value, start, jac=True, bounds=bounds)
         np.testing.assert_allclose(found.x, np.append(h, epsilon), atol=2e-3)
         assert -found.fun == pytest.approx(best, abs=1e-3)
@@ -157,9 +160,10 @@ def test_equal_samples_give_the_floor_exactly(passes, scale):
 def test_a_term_of_weight_zero_is_left_out():
     """Not even its NaNs come through, nor to its gradient; of the other -(1/G) of the sum over both prompts."""
     advantages = jnp.array([[1.0, -1.0], [0.5, -0.5]])
-    loss = lambda one, other: policy_gradient_loss(
-        [(2.0, one), (0.0, other)], advantages
-    )
+
+    def loss(one, other):
+        return policy_gradient_loss([(2.0, one), (0.0, other)], advantages)
+
     value, gradient = jax.value_and_grad(loss, (0, 1))(
         jnp.array([1.0, 2, 3, 5]), jnp.full(4, jnp.nan)
     )
