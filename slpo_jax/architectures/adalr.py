@@ -70,6 +70,7 @@ class Adalr(Architecture):
     name = "adalr"
     title = "AdaLR"
     default_recipe = "adalr"
+    further_latents = 5
     # These recipes teach latents, but not when a thought stops.
     not_taught_by = (
         "curriculum", "distil", "silent", "simcot", "colar", "regular", "frontier", "latent_sft",

@@ -73,6 +73,8 @@ class Architecture(abc.ABC):
         name: its name in `ARCHITECTURES`, and with a backbone's in `config.reasoner`.
         title: its name in texts.
         default_recipe: the recipe that trains it on written solutions.
+        further_latents: latents that a pretrained model takes beside one for each step; 0 where their number does not
+            follow the steps.
         not_taught_by: our recipes that can't train its thoughts.
         prompt_keys: the keys of `config.prompt` that its texts use; all use `answers` being texts.
         needs_words: whether single bytes can't be its tokens.
@@ -90,6 +92,7 @@ class Architecture(abc.ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     default_recipe: ClassVar[str] = "curriculum"
+    further_latents: ClassVar[int] = 0
     not_taught_by: ClassVar[tuple[str, ...]] = ("latent_sft",)
     prompt_keys: ClassVar[tuple[str, ...]] = ()
     needs_words: ClassVar[bool] = False

@@ -166,7 +166,7 @@ def thought_of(measured: Measured) -> Choice:
             "min_latents": 1,
         }
         return Choice(values, "it thinks in words")
-    if measured.architecture.default_recipe == "adalr":
+    if measured.architecture.further_latents:
         return _choose_adaptive(measured)
     if measured.latent_policy:
         return _choose_compressed(measured)
@@ -230,9 +230,9 @@ def _choose_curriculum(measured: Measured) -> Choice:
 
 
 def _choose_adaptive(measured: Measured) -> Choice:
-    """Choose one latent for each step and, on a pretrained model, AdaLR's five further ones."""
+    """Choose one latent for each step and, on a pretrained model, the architecture's further ones."""
     usual = _quantile(measured.steps, 0.9)
-    further = 5 if measured.parameters else 0
+    further = measured.architecture.further_latents if measured.parameters else 0
     most = measured.or_given("max_latents", max(further + usual, 1))
     values = {
         "max_latents": most,
