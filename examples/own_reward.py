@@ -1,4 +1,4 @@
-"""Train a latent reasoner with a reward of your own: `python examples/own_reward.py`, in some four minutes on a CPU.
+"""Train a latent reasoner with a reward of your own: `python examples/own_reward.py`.
 
 A problem of Countdown gives three or four numbers and a goal; the answer is an expression that reaches it. The reward
 below gives part of a point for an answer that comes close, so it can tell two wrong answers apart.
@@ -17,10 +17,9 @@ def value_of(words: list[str]) -> int | None:
     """What an expression comes to, from left to right; None if it is no expression."""
     numbers = words[::2]
     operations = words[1::2]
-    if (
-        not all(word.isdigit() for word in numbers)
-        or len(numbers) != len(operations) + 1
-    ):
+    if not all(word.isdigit() for word in numbers):
+        return None
+    if len(numbers) != len(operations) + 1:
         return None
     if not all(word in OPERATIONS for word in operations):
         return None
