@@ -49,7 +49,6 @@ def main(
     """
     config = {"rl.objectives": ("answer_only",), **(more or {})}
     run = slpo.train("countdown", workdir=workdir, reward=near, config=config)
-
     before = run["imitate"].evaluate("countdown:test", samples=8, limit=200)
     after = run["answer_only"].evaluate("countdown:test", samples=8, limit=200)
     print(after.compare(before))
