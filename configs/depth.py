@@ -1,4 +1,4 @@
-"""Chains of one to five operations: a latent for each, and a gate that stops. depth:CELL.
+"""Chains of one to five operations, and a gate that ends the thought. depth:CELL.
 
 `7 * 3 + 9 * 7 + 2 + 5` goes from left to right, modulo 10. Training mixes problems of one to five operations, and each
 is a test set of its own. SIM-CoT's decoder says in words what each latent is to be, and the demonstrations teach the

@@ -1,6 +1,6 @@
-"""Figures of a results file as pictures: differences as dots, means by test set as lines, and one figure by another."""
+"""Figures of a results file as pictures: differences as dots, and one figure against another."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -105,123 +105,6 @@ def intervals(table: Table, columns: Sequence[str]) -> str:
             parts.append(_dot(f"{x:.1f}", y - 4, colour))
             before = group
     return _end(parts)
-
-
-def lines(tables: Mapping[str, Table], diagonal: str = "") -> str:
-    """Draw a table's rows as lines over its columns, with a bar of one standard error to each side.
-
-    Args:
-        tables: by the panel's title; as in a results file, with the same rows, their cells {"value", "se"}.
-        diagonal: the panel with a line through the places of its columns, 1, 2, …
-    """
-    wide = 250
-    high = 170
-    left = 44
-    top = 44
-    full = wide + left + 26
-
-    names = [row[0] for row in next(iter(tables.values()))["rows"]]
-    width = len(tables) * full
-    height = top + high + 26 + 16 * len(names)
-    parts = _begin(width, height)
-    for panel, (title, table) in enumerate(tables.items()):
-        x0 = left + panel * full
-        columns = table["columns"][1:]
-
-        # The axis ends at the first tick above all bars.
-        most = 0.0
-        for row in table["rows"]:
-            most = max(most, *(cell["value"] + cell["se"] for cell in row[1:]))
-        if title == diagonal:
-            most = max(most, len(columns))
-        step = _choose_step(most, 5, (0.5, 1, 2, 5, 10, 25, 50, 100))
-        n_ticks = -(-most // step)
-        end = n_ticks * step
-
-        at = _placer(
-            x0,
-            top,
-            wide,
-            high,
-            len(columns),
-            end,
-        )
-        parts.append(_text(x0, top - 14, title))
-        for tick in range(int(n_ticks) + 1):
-            _, y = at(0, tick * step)
-            parts.append(_line(f"M{x0} {y:.1f}h{wide}", _GRID))
-            parts.append(
-                _text(
-                    x0 - 6,
-                    y + 4,
-                    f"{tick * step:g}",
-                    "end",
-                )
-            )
-        for place, name in enumerate(columns):
-            x, _ = at(place, 0)
-            parts.append(
-                _text(
-                    x,
-                    top + high + 16,
-                    name,
-                    "middle",
-                )
-            )
-        if title == diagonal:
-            xa, ya = at(0, 1)
-            xb, yb = at(len(columns) - 1, len(columns))
-            path = f"M{xa:.1f} {ya:.1f}L{xb:.1f} {yb:.1f}"
-            parts.append(_line(path, _AXIS, 'stroke-dasharray="4 3"'))
-
-        for number, row in enumerate(table["rows"]):
-            colour = _colour(number)
-            points = [at(place, cell["value"]) for place, cell in enumerate(row[1:])]
-            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-            parts.append(
-                f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-            )
-            for (x, y), cell in zip(points, row[1:], strict=True):
-                bar = high * cell["se"] / end
-                parts.append(_line(f"M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}", colour))
-                parts.append(
-                    _dot(
-                        f"{x:.1f}",
-                        f"{y:.1f}",
-                        colour,
-                        3,
-                    )
-                )
-
-    for i, name in enumerate(names):
-        y = top + high + 36 + 16 * i
-        parts.append(_line(f"M{left} {y - 4}h18", _colour(i), 'stroke-width="2"'))
-        parts.append(_text(left + 24, y, name))
-    return _end(parts)
-
-
-def _placer(
-    x0: int,
-    top: int,
-    wide: int,
-    high: int,
-    n_columns: int,
-    end: float,
-) -> Callable[
-    [
-        float,
-        float,
-    ],
-    tuple[float, float],
-]:
-    """Make the function of a column's place and a value that says where these are in a panel."""
-
-    def at(place: float, value: float) -> tuple[float, float]:
-        x = x0 + wide * (place + 0.5) / n_columns
-        y = top + high * (1 - value / end)
-        return x, y
-
-    return at
 
 
 def points(

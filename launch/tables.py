@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from figure import intervals, lines
+from figure import intervals, points
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import read_json, write_text
 
@@ -30,9 +30,11 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "docs/arena.svg": (
         "results/arena.json", lambda tables: intervals(tables["groups, minus SFT on keys"], ("Acc", "Pass@16"))
     ),
-    "docs/depth.svg": (
+    "docs/cost.svg": (
         "results/depth.json",
-        lambda tables: lines({"Acc (%)": tables["Acc by set"], "latents": tables["latents by set"],}, "latents"),
+        lambda tables: points(
+            tables["steps by set"], tables["Acc by set"], "depth 5", ("sequential steps for an answer", "Acc (%)")
+        ),
     ),
 }  # fmt: skip
 """File -> the results file that it shows, and what draws it from the tables there."""
