@@ -261,7 +261,9 @@ class TrainedReasoner:
         return solve
 
     @overload
-    def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
+    def solve(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self, question: str, samples: int = 0, seed: int = 0
+    ) -> Solution: ...
     @overload
     def solve(
         self, question: Sequence[str], samples: int = 0, seed: int = 0

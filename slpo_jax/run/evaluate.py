@@ -160,7 +160,7 @@ def _final_figures(
     evaluated: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> dict[str, float]:
     """Return Acc and Pass@k, shares of 1, by SET/ROW/FIGURE, from the report's figures by row and set."""
-    figures = {}
+    figures: dict[str, float] = {}
     for row, sets in evaluated.items():
         for name, found in sets.items():
             shown = [key for key in found if re.fullmatch(r"acc|pass@\d+", key)]

@@ -263,6 +263,7 @@ def make_rl_step(
 
     # Dynamic sampling (DAPO) rolls out further batches until enough groups have rewards that differ.
     if rl.dynamic_batches:
+        assert batch_at is not None, "dynamic sampling needs further batches"
         step = make_filtered_step(
             roll_out, improve, rl.dynamic_batches, batch_at, policy, layout
         )

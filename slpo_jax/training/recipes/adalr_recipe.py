@@ -149,7 +149,9 @@ class AdaptiveLength(Distillation):
         whole = vars(batch) | {"student": student}
         return AdaptiveBatch(**whole, choice_weights=np.full(rows, weight, np.float32))
 
-    def loss(self, policy: Policy, params, batch: AdaptiveBatch, key):
+    def loss(  # type: ignore[override]  # it makes its own batches, and has no gate
+        self, policy: Policy, params, batch: AdaptiveBatch, key
+    ):
         """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
 
         The student's part is the cross-entropy of its answer's tokens and of its choices to go on and to stop.
