@@ -21,7 +21,7 @@ DEMOS = 600
 BACKBONE = "gpt2"
 OPERATIONS, MODULUS = 4, 10
 COT_STEPS, STAGE_STEPS, FINAL_STEPS = 800, 500, 100  # at most; without latents all of them are taken
-REWARD_STEPS = 600  # of each objective, and of further imitation
+REWARD_STEPS = 400  # of each objective, and of further imitation
 TRIED = (1e-4, 3e-4, 1e-3)
 # By name: the objective and its settings. The first is a control: no reward, but a key to each problem of the rewards.
 OBJECTIVES = {
@@ -81,7 +81,7 @@ def get_config(cell: str = ""):
     if thinks:
         config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98)
         config.imitate.simcot.keep = True
-        config.imitate.update(control=not tunes, control_rate=RATES["further"], no_thought=name == "all")
+        config.imitate.update(control=not tunes, control_rate=RATES["further"], no_thought=False)
     elif name == "cot":
         config.imitate.update(max_latent_stage=0, cot_steps=1_500, final_steps=0)
         config.max_answer_tokens = 6 * OPERATIONS + 8
