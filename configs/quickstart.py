@@ -31,7 +31,7 @@ OBJECTIVES = {
     "grpo": ("grpo", {"reduction": "sequence_mean"}),
 }
 RATES = {
-    "further": 3e-4, "keys": 3e-4, "answer_only": 3e-4, "slpo": 3e-4, "replay": 3e-4,
+    "further": 3e-4, "keys": 3e-4, "answer_only": 1e-4, "slpo": 3e-4, "replay": 3e-4,
     "no_latents: answer_only": 3e-4, "cot: grpo": 3e-4,
 }  # fmt: skip
 # By cell, the objectives that are trained.
@@ -73,11 +73,11 @@ def get_config(cell: str = ""):
     config.stages = ("imitate", "rl", "evaluate")
     config.imitate.update(
         batch_size=128, c_thought=0, max_latent_stage=OPERATIONS, cot_steps=COT_STEPS, stage_steps=STAGE_STEPS,
-        final_steps=FINAL_STEPS, final_latents="steps" if thinks else "published", suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
+        final_steps=FINAL_STEPS, suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
     )  # fmt: skip
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
     if thinks:
-        config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98)
+        config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98, final_latents="steps")
         config.imitate.simcot.keep = True
         if not tunes:
             config.imitate.update(control=True, control_rate=RATES["further"])

@@ -152,7 +152,7 @@ TABLES = {
         tuple(Run(name, f"{_QUICKSTART}:{cell}", _ONE_CORE) for name, cell in _QUICK_CELLS.items()),
         ("imitate_no_thought", "imitate", "imitate_control", *_QUICK_OBJECTIVES),
         ("imitate_no_thought", "imitate", "imitate_control", "keys", "answer_only"), (0, 1, 2, 3, 4, 5),
-        (*_AVERAGES, "latent_steps", "answer_tokens"), folder="quickstart_seeds",
+        (*_AVERAGES, "sequential_steps"), folder="quickstart_seeds",
         across=(("no_latents", "answer_only"), ("cot", "grpo")),
     ),
     "graph": Table(
