@@ -73,6 +73,12 @@ def _run(words: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def _small(program: str) -> str:
+    """A page's program, whose training has the settings of `RUNS` beside its own."""
+    settings = RUNS["quickstart"] | ALL | {"rl.capacities": ((1.0, 1.0),)}
+    return program.replace("config={", f"config={{**{settings!r}, ")
+
+
 def _own_data(folder: Path) -> None:
     """Files of one's own, with words that no tokenizer here was made for."""
     pairs = [(a, b) for a in range(2, 9) for b in range(2, 9)]
@@ -121,7 +127,7 @@ def said(tmp_path_factory):
         for words in (
             commands_of(text)
             if kind == "bash"
-            else [["python", "-c", text]]
+            else [["python", "-c", _small(text)]]
             if kind == "python"
             else []
         ):
