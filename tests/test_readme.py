@@ -154,7 +154,7 @@ def test_commands_run(said):
     counts = {
         name: len(texts) for name, texts in said.items() if name != "transformers"
     }
-    assert counts == {"slpo_jax.main": 6, "view": 1, "solve": 1, "data": 1, "-c": 1}
+    assert counts == {"slpo_jax.main": 6, "view": 1, "solve": 1, "data": 1, "-c": 2}
     lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
     rows = json.loads((folder / "runs" / "three" / "report.json").read_text())["eval"]
@@ -166,8 +166,10 @@ def test_commands_run(said):
     published = json.loads((folder / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
     assert f"question  {ASKED}" in said["solve"][0]
-    assert "vote of 16 rollouts" in said["-c"][0]
-    assert "latents a problem on average" in said["-c"][0]
+    trained, loaded = said["-c"]
+    assert "'acc': " in trained
+    assert "vote of 16 rollouts" in loaded
+    assert "latents a problem on average" in loaded
     assert said["view"] == ["runs/quickstart/report.html\n"]
     # SIM-CoT's decoder says each latent in words.
     assert said["solve"][0].count("says ") == 4
