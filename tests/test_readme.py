@@ -172,7 +172,8 @@ def test_commands_run(said):
     assert "latents a problem on average" in loaded
     assert said["view"] == ["runs/quickstart/report.html\n"]
     # SIM-CoT's decoder says each latent in words.
-    assert said["solve"][0].count("says ") == 4
+    lines = said["solve"][0].splitlines()
+    assert sum(line.strip().startswith("says ") for line in lines) == 4
     # What was exported is asked as the run was: T and budget go with it.
     facts = json.loads(
         _run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder)
