@@ -190,6 +190,9 @@ def test_what_can_not_be_registered_is_one_line(registries, what, name, value, f
 def test_folders_of_a_file_s_own_stay_and_ours_go(registries, tmp_path, monkeypatch):
     """Where it put them: before ours, behind them, or in a list of its own; one that was there before stays too."""
     there = str(tmp_path.resolve())
+    # The first file that is run in a process leaves a folder there, for the processes that this one spawns.
+    (tmp_path / "first.py").touch()
+    read_registrations(str(tmp_path / "first.py"))
     monkeypatch.setattr(sys, "path", [there, *sys.path])
     for number, (own, expected) in enumerate({
         "sys.path.insert(0, '/mine')": ["/mine", *sys.path],
