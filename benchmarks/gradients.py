@@ -26,7 +26,7 @@ import slpo_jax
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    listed,
+    format_facts,
     machine,
     markdown_table,
     run_command,
@@ -203,7 +203,7 @@ def markdown(result: dict[str, Any]) -> str:
     """Its header and its table."""
     cells = [[name, *(f"{cell['value']:.2f} ± {cell['se']:.2f}" for cell in row)]
              for name, *row in result["tables"]["gradients"]["rows"]]  # fmt: skip
-    facts = [f"- {listed(result[name])}" for name in ("machine", "work")]
+    facts = [f"- {format_facts(result[name])}" for name in ("machine", "work")]
     return "\n".join(["# The latent term's gradient and the reward's own", *facts, "",
                       *markdown_table(["", *FIGURES], cells)])  # fmt: skip
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.measure.ours import compiled, part_programs, timed
+from benchmarks.measure.ours import compiled, part_programs, time_call
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    listed,
+    format_facts,
     machine,
     page,
     run_command,
@@ -114,12 +114,14 @@ class Ours:
         params = self.state.params
         seconds = dict[str, float]()
         key = self._key(int(self.state.step))
-        sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
+        sampled = time_call(seconds, "rollout", self.rollout, params, batch, key)
         self.sampled = np.asarray(sampled[0].tokens)
-        timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
+        time_call(seconds, "gradient", self.gradient, params, batch, *sampled, key)
         del params  # the step donates them
         before = time.process_time()
-        self.state, self.metrics = timed(seconds, "step", self.step, self.state, batch)
+        self.state, self.metrics = time_call(
+            seconds, "step", self.step, self.state, batch
+        )
         seconds["cpu"] = time.process_time() - before
         return seconds | {
             "other": seconds["step"] - seconds["rollout"] - seconds["gradient"]
@@ -292,8 +294,8 @@ def benchmark(
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
     facts = (
-        f"machine: {listed(result['machine'])}",
-        f"work: {listed(result['work'])}",
+        f"machine: {format_facts(result['machine'])}",
+        f"work: {format_facts(result['work'])}",
         f"torch: {result['fastest']}; seconds of all that was tried: "
         + ", ".join(
             f"{name} {seconds:.2f}" for name, seconds in result["tried"].items()

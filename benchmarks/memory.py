@@ -26,7 +26,7 @@ from benchmarks.measure.programs import STAGES, Program, programs
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    listed,
+    format_facts,
     machine,
     page,
     run_command,
@@ -207,7 +207,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     ]
     return page(
         "Memory of programs",
-        (f"machine: {listed(result['machine'])}", *failed),
+        (f"machine: {format_facts(result['machine'])}", *failed),
         DEFINITIONS,
         head,
         lines,

@@ -21,7 +21,7 @@ from benchmarks.measure.passk_work import SHAPES, PasskShapes, Work, facts_of, m
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    listed,
+    format_facts,
     machine,
     on_shapes,
     page,
@@ -226,8 +226,8 @@ def markdown(result: dict[str, Any]) -> str:
         for row in result["rows"]
     ]  # fmt: skip
     facts = (
-        f"machine: {listed(result['machine'])}",
-        f"work: {listed(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
+        f"machine: {format_facts(result['machine'])}",
+        f"work: {format_facts(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
     )
     title = f"Pass@{result['work']['k']} evaluation, {result['shapes']} shapes"
     return page(title, facts, DEFINITIONS, head, lines)

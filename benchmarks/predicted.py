@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
-from benchmarks.measure.programs import Program, filled, programs
+from benchmarks.measure.programs import Program, fill, programs
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    listed,
+    format_facts,
     machine,
     page,
     run_command,
@@ -99,7 +99,7 @@ def run_step(step: Any, setup: Setup, program: Program) -> tuple[float, int]:
     Returns:
         the median seconds, and the peak of a device's memory in bytes (0 where the device doesn't tell).
     """
-    state, batch = jax.tree.map(filled, program.arguments)
+    state, batch = jax.tree.map(fill, program.arguments)
     state = dataclasses.replace(state, params=setup.initial_params())
     taken = []
     for _ in range(STEPS):
@@ -156,7 +156,7 @@ def markdown(result: dict[str, Any]) -> str:
         else f"{result['model']} at the paper's batch"
     )
     facts = (
-        f"machine: {listed(result['machine'])}",
+        f"machine: {format_facts(result['machine'])}",
         f"SLPO's step of {size} on {len(jax.devices())} devices",
     )
     return page(

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.report import Parser, check_flags, listed
+from benchmarks.measure.report import Parser, check_flags, format_facts
 from benchmarks.measure.workload import ROOT
 from benchmarks.real_plan import (
     BASELINES,
@@ -56,7 +56,7 @@ from slpo_jax.runtime.backend import set_up_jax
 
 sys.path.append(str(ROOT / "launch"))  # whose scripts see each other so
 from carry import CARRY, MANIFEST, commit, join_weights
-from comparison import called
+from comparison import display_name
 from tables import dump, markdown
 
 COLLECT = 20
@@ -122,7 +122,7 @@ def find_weights(flags: argparse.Namespace) -> str:
     )
 
 
-def prepared(flags: argparse.Namespace) -> Spans:
+def prepare(flags: argparse.Namespace) -> Spans:
     """Where in the evaluated sets their parts are, after what a task needs of files is there.
 
     Raises:
@@ -136,7 +136,7 @@ def prepared(flags: argparse.Namespace) -> Spans:
     )
 
 
-def asked(flags: argparse.Namespace) -> list[str]:
+def list_flags(flags: argparse.Namespace) -> list[str]:
     """What the configs are given, of each part of the run."""
     given = {
         "task": flags.task, "init": find_weights(flags), "train": str(flags.train),
@@ -151,7 +151,7 @@ def only(flags: argparse.Namespace) -> None:
     set_up_jax()
     begin = time.monotonic()
     file = flags.workdir / "programs.json"
-    given = asked(flags)
+    given = list_flags(flags)
     setups = [assemble(check(get_config(each))) for each in given]
 
     def tell(rows: list[dict[str, Any]], what: str = "") -> None:
@@ -187,7 +187,7 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
     begin = time.monotonic()
     for folder in (flags.workdir, flags.out):
         folder.mkdir(parents=True, exist_ok=True)
-    spans = prepared(flags)
+    spans = prepare(flags)
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(flags.workdir / "xla"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
@@ -195,7 +195,7 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
         os.environ.setdefault(
             "XLA_FLAGS", "--xla_backend_optimization_level=0"
         )  # compiling takes most of its time
-    given = asked(flags)
+    given = list_flags(flags)
     here = look_at_machine()
     places = [
         f"--{name}={getattr(flags, name)}"
@@ -217,7 +217,7 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
             )
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    collect = functools.partial(collected, flags, here, spans)
+    collect = functools.partial(write_page, flags, here, spans)
     for name, command in commands:
         left = flags.seconds - (time.monotonic() - begin)
         log = flags.workdir / f"{name}.log"
@@ -260,11 +260,11 @@ def _until(
     return None
 
 
-def collected(
+def write_page(
     flags: argparse.Namespace, here: dict[str, Any], spans: Spans, note: str
 ) -> str:
     """Write to --out what there is, and return the page."""
-    facts = [f"machine: {listed(here)}; commit {commit()}", note]
+    facts = [f"machine: {format_facts(here)}; commit {commit()}", note]
     tables, more = _run_tables(flags, spans)
     found = dump(result_file(" ".join(flags.given), here, tables))
     for path in filter(None, (flags.out / "real_gpu.json", flags.json)):
@@ -303,7 +303,7 @@ def _run_tables(
         f"compiled: {len(found['rows'])} programs in {found.get('seconds', 0):.0f} s",
         "steps: "
         + (
-            ", ".join(f"{called(name)} {step}" for name, step in reached.items())
+            ", ".join(f"{display_name(name)} {step}" for name, step in reached.items())
             or "none yet"
         ),
         f"evaluated: {evaluated} rows",

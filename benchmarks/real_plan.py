@@ -227,11 +227,11 @@ def part_sets(workdirs: Sequence[Workdir], apart: Workdir, spans: Spans) -> int:
     found = 0
     pairs = []
     for workdir in workdirs:
-        pairs += [(workdir, *pair) for pair in workdir.evaluated()]
+        pairs += [(workdir, *pair) for pair in workdir.list_evaluated()]
     for workdir, row, name in pairs:
         files = workdir.set_files(name, row)
         manifest = artifact.read(workdir.set_files(name, row).manifest)
-        if manifest is None or artifact.changed(files.folder, manifest.files):
+        if manifest is None or artifact.find_changed(files.folder, manifest.files):
             continue
         found += 1
         lines = files.records.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -12,7 +12,7 @@ from slpo_jax.evaluation.curves import training_curves
 
 sys.path.append(str(ROOT / "launch"))  # whose scripts see each other so
 from carry import commit
-from comparison import called, scale
+from comparison import display_name, scale
 
 METRICS = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
 TITLES = {"gsm8k": "GSM8K", "multiarith": "MultiArith", "svamp": "SVAMP", "average": "mean",
@@ -59,7 +59,7 @@ def programs_table(
         )
         lines.append(
             [
-                called(row["name"]),
+                display_name(row["name"]),
                 row["compile_seconds"],
                 row["memory"] / 1e9,
                 tflop,
@@ -75,7 +75,7 @@ def quality_tables(report: dict[str, Any], baselines: Iterable[str]) -> dict[str
     Args:
         baselines: rows that the differences are from.
     """
-    columns = ["", *map(called, METRICS)]
+    columns = ["", *map(display_name, METRICS)]
     rows = []
     for row, sets in report["eval"].items():
         for name, figures in sets.items():
@@ -99,13 +99,13 @@ def quality_tables(report: dict[str, Any], baselines: Iterable[str]) -> dict[str
             cells = [differences.get(metric) for metric in METRICS]
             lines.append([line, *cells])
         if lines:
-            title = f"minus {called(b)}"
+            title = f"minus {display_name(b)}"
             tables[title] = {"columns": columns, "digits": 1, "rows": lines}
     return tables
 
 
 def _named(row: str, name: str) -> str:
-    return f"{called(row)}, {TITLES.get(name, name)}"
+    return f"{display_name(row)}, {TITLES.get(name, name)}"
 
 
 def minutes_table(
@@ -130,7 +130,7 @@ def minutes_table(
         for name, figures in sets.items():
             cells = [_cell(figures, metric) for metric in shown]
             rows.append([_named(row, name), minutes(row), *cells])
-    columns = ["", "minutes", *map(called, shown)]
+    columns = ["", "minutes", *map(display_name, shown)]
     return {"columns": columns, "digits": 1, "rows": rows}
 
 

@@ -17,7 +17,7 @@ from benchmarks.measure.ours import PROGRAMS, Ours
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    listed,
+    format_facts,
     machine,
     markdown_table,
     on_shapes,
@@ -170,9 +170,9 @@ def markdown(result: dict[str, Any]) -> str:
     lengths = {name: round(found[name]["median"], 2) for name in means}
     return "\n".join([
         f"# One SLPO step, {result['shapes']} shapes",
-        f"- machine: {listed(result['machine'])}",
-        f"- work: {listed(result['work'])}; {result['warmup']} warm-up and {result['steps']} measured steps",
-        f"- rollouts at K, G = {found['passes']}, {found['group']} (medians over steps): {listed(lengths)}",
+        f"- machine: {format_facts(result['machine'])}",
+        f"- work: {format_facts(result['work'])}; {result['warmup']} warm-up and {result['steps']} measured steps",
+        f"- rollouts at K, G = {found['passes']}, {found['group']} (medians over steps): {format_facts(lengths)}",
         *(f"- {line}" for line in DEFINITIONS),
         "", *markdown_table([*head, "Traj./s", "Tokens/s"], timings),
         "", *markdown_table(["K", "G", *(f"Compile {name} (s)" for name in PROGRAMS)], compiles),

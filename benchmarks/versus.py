@@ -22,7 +22,7 @@ from benchmarks.measure.passk_work import SHAPES as PASSK_SHAPES
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    listed,
+    format_facts,
     machine,
     page,
     run_command,
@@ -228,7 +228,10 @@ def markdown(result: dict[str, Any]) -> str:
                 f"{total['low']:.3f}-{total['high']:.3f}",
             ]
         )
-    facts = (f"machine: {listed(result['machine'])}", f"work: {listed(result['work'])}")
+    facts = (
+        f"machine: {format_facts(result['machine'])}",
+        f"work: {format_facts(result['work'])}",
+    )
     return page("This checkout against another", facts, DEFINITIONS, head, lines)
 
 

@@ -14,7 +14,7 @@ arena_rates`).
 
 from _presets import LATENT_GRPO, colar_thought
 from _soft import LATENT_SFT_MIXTURE
-from slpo_jax.config import default_config, objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, variant_name
 from slpo_jax.errors import UserError
 
 DEPTH = 2  # edges to follow in training, one or two; and the latents that all think
@@ -174,7 +174,7 @@ def _objectives(config, name: str, tune: bool) -> None:
     for objective in objectives:
         base, settings = OBJECTIVES[objective]
         for rate in TRIED if tune else (RATES[objective],):
-            named = tried(objective, rate) if tune else objective
+            named = variant_name(objective, rate) if tune else objective
             objective_variant(config, named, base, learning_rate=rate, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
 

@@ -14,7 +14,7 @@ tests three, four or five. With `REASONER_BACKBONE,tune` it evaluates on the val
 objective at every rate of `TRIED`; `RATES` are the best of those (`launch/reproduce.py countdown_rates`).
 """
 
-from slpo_jax.config import default_config, objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, variant_name
 from slpo_jax.errors import UserError
 
 NUMBERS = 3
@@ -143,7 +143,7 @@ def get_config(cell: str = ""):
     for objective in objectives:
         kind, settings = OBJECTIVES[objective]
         for rate in TRIED if tunes else (RATES[objective],):
-            named = tried(objective, rate) if tunes else objective
+            named = variant_name(objective, rate) if tunes else objective
             objective_variant(config, named, kind, learning_rate=rate, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
     config.evaluate.update(

@@ -13,7 +13,7 @@ With `,tune` after a cell (`quickstart:tune` for the first) each objective is tr
 evaluated on the validation problems alone; `RATES` are the best of those (`launch/reproduce.py quickstart_rates`).
 """
 
-from slpo_jax.config import default_config, objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, variant_name
 from slpo_jax.errors import UserError
 
 DEMOS = 600
@@ -112,7 +112,7 @@ def get_config(cell: str = ""):
         kind, settings = OBJECTIVES[objective]
         rate = RATES[objective if thinks else f"{name}: {objective}"]
         for each in TRIED if tunes else (rate,):
-            named = tried(objective, each) if tunes else objective
+            named = variant_name(objective, each) if tunes else objective
             objective_variant(config, named, kind, learning_rate=each, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
     config.evaluate.update(batch_size=1024, prompt_multiple=4, samples=16, seeds=1)

@@ -14,7 +14,7 @@ table4_rates`).
 
 from _presets import LATENT_GRPO, SOFT_GRPO, SOFT_GRPO_OBJECTIVE
 from _soft import LATENT_SFT_MIXTURE
-from slpo_jax.config import default_config, objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, variant_name
 from slpo_jax.errors import UserError
 
 SOFT_TOKENS = 4
@@ -122,7 +122,7 @@ def get_config(argument: str = "lepo"):
     )
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     rates = (
-        {tried(method, rate): rate for rate in RATES}
+        {variant_name(method, rate): rate for rate in RATES}
         if tune
         else {method: CHOSEN.get(method, 1e-4)}
     )

@@ -9,7 +9,7 @@ about as many seconds as SLPO's 600 steps take.
 """
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.config import default_config, objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, variant_name
 from slpo_jax.errors import UserError
 
 RATES = (1e-5, 3e-5, 1e-4)
@@ -128,7 +128,7 @@ def _objectives(config, tune: bool) -> list[str]:
     chosen = CHOSEN.get(config.reasoner, {})
     for name, (objective, settings) in COMPARED.items():
         for rate in RATES if tune else (chosen.get(name, 3e-5),):
-            names.append(tried(name, rate) if tune else name)
+            names.append(variant_name(name, rate) if tune else name)
             objective_variant(
                 config, names[-1], objective, learning_rate=rate, **settings
             )

@@ -103,7 +103,7 @@ def compare(
     lines = _Lines(table)
     seeds: set[int] = set()
     for run in table.runs:
-        jobs = finished(table, run, root.resolve(), limit)
+        jobs = find_finished(table, run, root.resolve(), limit)
         if not jobs:
             continue
         seeds |= {job.seed for job in jobs}
@@ -155,7 +155,7 @@ class _Lines:
             names.append(run.name)
         if len(table.rows) > 1:
             names.append(row)
-        line = ": ".join(map(called, names or [run.name]))
+        line = ": ".join(map(display_name, names or [run.name]))
         self.means[line] = _means(report, row, table.metrics)
         self.by_set[line] = report["eval"][row]
 
@@ -167,7 +167,7 @@ class _Lines:
                 cells = {}
                 for job, value in zip(jobs, values, strict=True):
                     cells[f"seed {job.seed}"] = value
-                by_seed[f"{line}: {called(name)}"] = cells
+                by_seed[f"{line}: {display_name(name)}"] = cells
         # How the latents go with the problems' steps, where sets differ in these.
         if table.by_set:
             r_S = [depth_correlation(job.workdir, row) for job in jobs]
@@ -203,8 +203,8 @@ class _Lines:
         """Make the tables of all lines, see `compare`."""
         table = self.table
         metrics = table.metrics
-        columns = ["", *map(called, metrics)]
-        found = {"rows": made(columns, self.means, metrics)}
+        columns = ["", *map(display_name, metrics)]
+        found = {"rows": make_table(columns, self.means, metrics)}
 
         # The figures of each set, and of each seed; of groups there would be too many.
         is_grouped = any(run.group for run in table.runs)
@@ -213,12 +213,12 @@ class _Lines:
             lines = {}
             for line, row in self.by_set.items():
                 lines[line] = {name: _figure(row[name], metric) for name in sets}
-            header = ["", *map(called, sets)]
-            found[f"{called(metric)} by set"] = made(header, lines, sets)
+            header = ["", *map(display_name, sets)]
+            found[f"{display_name(metric)} by set"] = make_table(header, lines, sets)
             if len(table.runs) == 1 or not is_grouped:
                 names = [f"seed {seed}" for seed in seeds]
                 by_seed = self.by_seed[metric]
-                found[f"{called(metric)} by seed"] = made(
+                found[f"{display_name(metric)} by seed"] = make_table(
                     [
                         "",
                         *names,
@@ -229,17 +229,17 @@ class _Lines:
 
         if self.correlations:
             header = ["", "r of latents with steps"]
-            found["correlation"] = made(header, self.correlations, ["r"])
+            found["correlation"] = make_table(header, self.correlations, ["r"])
         for b in table.minus:
             lines = self.differences.get(b, {})
-            found[f"minus {called(b)}"] = made(columns, lines, metrics)
+            found[f"minus {display_name(b)}"] = make_table(columns, lines, metrics)
 
         # In how many settings a row is above its baselines, where there are several settings.
         of_settings = []
         for figures_of in self.counts.values():
             of_settings += map(len, figures_of.values())
         if max(of_settings, default=0) > 1:
-            found["settings above"] = _counted(columns, self.counts, metrics)
+            found["settings above"] = _count_settings(columns, self.counts, metrics)
         first = self.differences.get(table.minus[0], {}) if table.minus else {}
         if rates := best_rates(first, metrics):
             found["rates"] = rates
@@ -317,7 +317,7 @@ def by_samples(figures: Mapping[str, Any], samples: Sequence[int]) -> dict[str, 
     }
 
 
-def finished(
+def find_finished(
     table: Table,
     run: Run,
     root: Path,
@@ -349,7 +349,7 @@ def finished(
     return jobs
 
 
-def called(name: str) -> str:
+def display_name(name: str) -> str:
     """What tables call a row, a run or a metric."""
     return NAMES.get(name, name)
 
@@ -359,7 +359,7 @@ def scale(metric: str) -> int:
     return 100 if metric.startswith(("acc", "pass@")) else 1
 
 
-def made(
+def make_table(
     columns: Sequence[str],
     lines: Mapping[str, Figures],
     metrics: Sequence[str],
@@ -458,7 +458,7 @@ def _count(counts: Counts, kind: str, by_set: dict) -> None:
             found.setdefault(metric, []).extend(sets.values())
 
 
-def _counted(
+def _count_settings(
     columns: Sequence[str],
     counts: Counts,
     metrics: Sequence[str],
@@ -466,7 +466,7 @@ def _counted(
     """In how many settings a row is above, and in brackets in how many its interval is."""
     rows = []
     for (kind, b), found in counts.items():
-        cells: list[str | None] = [f"{called(kind)}, above {called(b)}"]
+        cells: list[str | None] = [f"{display_name(kind)}, above {display_name(b)}"]
         for metric in metrics:
             figures = found.get(metric, [])
             above = sum(figure["value"] > 0 for figure in figures)

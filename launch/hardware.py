@@ -137,7 +137,7 @@ def hours() -> dict[str, Any]:
     return {"columns": columns, "digits": 3, "rows": rows}
 
 
-def made() -> dict[str, dict[str, Any]]:
+def make_tables() -> dict[str, dict[str, Any]]:
     """Both tables."""
     return {"memory": memory(), "hours": hours()}
 
@@ -145,4 +145,4 @@ def made() -> dict[str, dict[str, Any]]:
 if __name__ == "__main__":
     found = {"command": "python launch/hardware.py", "commit": "of the files that it reads",
              "machine": "of the files that it reads", "date": time.strftime("%Y-%m-%d"), "seeds": None}  # fmt: skip
-    write_text(FILE, dump(found | {"tables": made()}))
+    write_text(FILE, dump(found | {"tables": make_tables()}))

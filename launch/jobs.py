@@ -274,7 +274,7 @@ def take_rows(lender: Path, workdir: Path) -> None:
     """
     theirs = Workdir(lender)
     ours = Workdir(workdir)
-    sets = {name for _, name in ours.evaluated()}
+    sets = {name for _, name in ours.list_evaluated()}
     for row in read_rows(lender).values():
         mine = read_row(workdir, row.name)
         if mine is not None and not mine.source:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from comparison import Figures, called, finished, made, scale
+from comparison import Figures, display_name, find_finished, make_table, scale
 from jobs import Job, Table
 from slpo_jax.evaluation.comparisons import bootstrap_draws, interval
 from slpo_jax.evaluation.curves import read_metrics, training_curves
@@ -76,14 +76,14 @@ def _means_of_groups(
             figures = _means(seeds, metrics)
             figures |= _training(groups[group], row)
             means[_line(group, row)] = figures
-    header = ["", *map(called, more)]
-    tables = {"groups": made(header, means, more)}
+    header = ["", *map(display_name, more)]
+    tables = {"groups": make_table(header, means, more)}
     for metric in table.by_set:
         lines = {}
         for group, rows in values.items():
             for row, seeds in rows.items():
                 lines[_line(group, row)] = _means_by_set(seeds, metrics, metric)
-        title = f"groups, {called(metric)} by set"
+        title = f"groups, {display_name(metric)} by set"
         tables[title] = _made_by_set(lines)
     return tables
 
@@ -105,12 +105,12 @@ def _minus(
                 lines[_line(group, row)] = _difference([pair], metrics)
     for row, pairs in pairs_of_row.items():
         lines[_line(EVERY, row)] = _difference(pairs, metrics)
-    title = f"groups, minus {called(b)}"
+    title = f"groups, minus {display_name(b)}"
     tables = {
-        title: made(
+        title: make_table(
             [
                 "",
-                *map(called, metrics),
+                *map(display_name, metrics),
             ],
             lines,
             metrics,
@@ -128,17 +128,17 @@ def _minus(
                         metrics,
                         metric,
                     )
-        tables[f"{title}, {called(metric)} by set"] = _made_by_set(each)
+        tables[f"{title}, {display_name(metric)} by set"] = _made_by_set(each)
     return tables
 
 
 def _made_by_set(lines: Mapping[str, Figures]) -> dict[str, Any]:
     """A table whose columns are the sets."""
     sets = list(next(iter(lines.values())))
-    return made(
+    return make_table(
         [
             "",
-            *map(called, sets),
+            *map(display_name, sets),
         ],
         lines,
         sets,
@@ -155,7 +155,7 @@ def _across(
         return {}
     runs = {}
     for run in table.runs:
-        jobs = finished(table, run, root, limit)
+        jobs = find_finished(table, run, root, limit)
         runs[run.name] = {job.seed: job for job in jobs}
     metrics = table.metrics
     tables = {}
@@ -172,10 +172,10 @@ def _across(
                     lines[_line(name, row)] = _difference([(values, base)], metrics)
         if lines:
             title = f"minus {_line(base_run, base_row)}"
-            tables[title] = made(
+            tables[title] = make_table(
                 [
                     "",
-                    *map(called, metrics),
+                    *map(display_name, metrics),
                 ],
                 lines,
                 metrics,
@@ -191,23 +191,23 @@ def _beside(
     """The first row of each group: its first metric in each set, with `_training`, and its differences."""
     first = table.rows[0]
     metrics = table.metrics
-    title = called(first)
-    minus = f"{title}, minus {called(table.beside)}"
+    title = display_name(first)
+    minus = f"{title}, minus {display_name(table.beside)}"
     base = values[table.beside][first]
     others = {}
     for group, rows in values.items():
         if group != table.beside:
-            others[called(group)] = rows[first]
+            others[display_name(group)] = rows[first]
 
     # Their differences, mean of the sets and by set.
     lines = {}
     for line, seeds in others.items():
         lines[line] = _difference([(seeds, base)], metrics)
     tables = {
-        minus: made(
+        minus: make_table(
             [
                 "",
-                *map(called, metrics),
+                *map(display_name, metrics),
             ],
             lines,
             metrics,
@@ -218,8 +218,10 @@ def _beside(
         for line, seeds in others.items():
             lines[line] = _by_set(seeds, base, metrics, metric)
         columns = list(base[0])
-        header = ["", *map(called, columns)]
-        tables[f"{minus}, {called(metric)} by set"] = made(header, lines, columns)
+        header = ["", *map(display_name, columns)]
+        tables[f"{minus}, {display_name(metric)} by set"] = make_table(
+            header, lines, columns
+        )
 
     # The figures themselves.
     for metric in table.by_set[:1]:
@@ -227,12 +229,12 @@ def _beside(
         for group, rows in values.items():
             figures = _means_by_set(rows[first], metrics, metric)
             figures |= _training(groups[group], first)
-            lines[called(group)] = figures
+            lines[display_name(group)] = figures
         columns = [*base[0], _SECONDS, _LEARNED]
-        tables[title] = made(
+        tables[title] = make_table(
             [
                 "",
-                *map(called, columns),
+                *map(display_name, columns),
             ],
             lines,
             columns,
@@ -241,7 +243,7 @@ def _beside(
 
 
 def _line(group: str, row: str) -> str:
-    return f"{called(group)}: {called(row)}"
+    return f"{display_name(group)}: {display_name(row)}"
 
 
 def _finished_groups(
@@ -257,7 +259,7 @@ def _finished_groups(
             continue
         jobs = {
             job.seed: job
-            for job in finished(
+            for job in find_finished(
                 table,
                 run,
                 root,
@@ -270,7 +272,7 @@ def _finished_groups(
         if missing:
             lacking.append(
                 [
-                    called(run.name),
+                    display_name(run.name),
                     ", ".join(map(str, missing)),
                 ]
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobs import Run, Table
-from slpo_jax.config import tried
+from slpo_jax.config import variant_name
 
 CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "codi", "simcot_codi", "dart", "colar",
                "regular", "latent_sft", "latent_grpo")  # fmt: skip
@@ -148,11 +148,11 @@ def _on(
     return tuple(runs)
 
 
-def _tried(names: Sequence[str], rates: Sequence[float]) -> tuple[str, ...]:
+def _variant_names(names: Sequence[str], rates: Sequence[float]) -> tuple[str, ...]:
     """What objectives are called at each of the rates that are tried."""
     variants = []
     for name in names:
-        variants += [tried(name, rate) for rate in rates]
+        variants += [variant_name(name, rate) for rate in rates]
     return tuple(variants)
 
 
@@ -254,10 +254,11 @@ TABLES = {
     "quickstart_rates": Table(
         (
             *(Run(name, f"{_QUICKSTART}:{cell},tune", _ONE_CORE) for name, cell in _QUICK_CELLS.items()),
-            *(Run(tried("further", rate), f"{_QUICKSTART}:tune", _FURTHER | _ONE_CORE | {"imitate.control_rate": rate},
-                  rows=("imitate_control",)) for rate in _QUICK_RATES),
+            *(Run(variant_name("further", rate), f"{_QUICKSTART}:tune",
+                  _FURTHER | _ONE_CORE | {"imitate.control_rate": rate}, rows=("imitate_control",))
+              for rate in _QUICK_RATES),
         ),
-        ("imitate_control", *_tried(_QUICK_OBJECTIVES, _QUICK_RATES)), ("imitate",),
+        ("imitate_control", *_variant_names(_QUICK_OBJECTIVES, _QUICK_RATES)), ("imitate",),
         (100,),
     ),
     "countdown": Table(
@@ -275,7 +276,7 @@ TABLES = {
     "countdown_rates": Table(
         tuple(Run(name, f"{_COUNTDOWN}:{name},tune")
               for name in ("coconut_gpt2", "coconut_llama", "no_thought_gpt2", "cot_sft_gpt2")),
-        _tried(("keys", *_REWARDED), _COUNTDOWN_RATES), ("imitate",), (100,),
+        _variant_names(("keys", *_REWARDED), _COUNTDOWN_RATES), ("imitate",), (100,),
     ),
     # Rewards for more numbers than demonstrations have.
     "countdown_beyond": Table(
@@ -323,7 +324,7 @@ TABLES = {
     ),
     "table1_rates": Table(
         _on(_REASONERS, lambda _: (), ",tune"),
-        _tried(_OBJECTIVES, _RATES), ("cold_start",), seeds=(100,),
+        _variant_names(_OBJECTIVES, _RATES), ("cold_start",), seeds=(100,),
     ),
     # Table 2's rows of explicit text: written steps, none, and steps that are left out token by token.
     "table2": Table(
@@ -344,7 +345,7 @@ TABLES = {
             Run("cot", f"{_SOFT}:cot,tune"),
             *(Run(name, f"{_SOFT}:{name},tune", _SOFT_START, "cot") for name in _METHODS),
         ),
-        _tried(_METHODS, _SOFT_RATES), ("imitate",), (100,),
+        _variant_names(_METHODS, _SOFT_RATES), ("imitate",), (100,),
         ("pass@1", "pass@32"),
     ),
     # Which reasoners think at all, and does a reward improve them? Imitation's rate is chosen for each of them, on one
@@ -359,7 +360,8 @@ TABLES = {
     },
     "arena_imitation": Table(
         tuple(
-            Run(tried(each, rate), f"{_ARENA}:{each}_gpt2,tune", _IMITATED | {"imitate.optimizer.learning_rate": rate})
+            Run(variant_name(each, rate), f"{_ARENA}:{each}_gpt2,tune",
+                _IMITATED | {"imitate.optimizer.learning_rate": rate})
             for each in CONTENDERS for rate in (1e-3, 2e-3) if each != "latent_grpo"  # begins as Latent-SFT
         ),
         ("imitate",), (), (100,), ("acc",),
@@ -374,7 +376,7 @@ TABLES = {
     ),
     "arena_rates": Table(
         tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "latent_grpo_gpt2")),
-        _tried(_TRAINED, _ARENA_RATES), ("imitate",), (100,),
+        _variant_names(_TRAINED, _ARENA_RATES), ("imitate",), (100,),
     ),
     # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.
     "figure3": Table(

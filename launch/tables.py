@@ -38,8 +38,8 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 def _draw_cost(tables: Mapping[str, Any]) -> str:
     """Draw accuracy on the deepest chains against the sequential steps that an answer takes."""
     rows = {"rows": ["no latents: SFT", "SIM-CoT: SFT", "chain of thought: SFT"]}
-    steps = picked(tables["steps by set"], rows)
-    right = picked(tables["Acc by set"], rows)
+    steps = pick(tables["steps by set"], rows)
+    right = pick(tables["Acc by set"], rows)
     return points(
         steps, right, "depth 5", ("sequential steps for an answer", "Acc (%)")
     )
@@ -148,7 +148,7 @@ def parse_picks(text: str) -> dict[str, list[str]]:
     return picks
 
 
-def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str, Any]:
+def pick(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str, Any]:
     """Some of a table's rows and columns.
 
     Raises:
@@ -168,7 +168,7 @@ def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str
     return {**table, "columns": header, "rows": chosen}
 
 
-def rendered(text: str, folder: Path = ROOT) -> str:
+def render(text: str, folder: Path = ROOT) -> str:
     """A page with its tables as results/ has them now.
 
     Raises:
@@ -180,7 +180,7 @@ def rendered(text: str, folder: Path = ROOT) -> str:
         found = read_json(folder / file, "give a file of results/")
         tables = in_todays_words(found["tables"])
         try:
-            chosen = picked(tables[todays_name(title)], parse_picks(more))
+            chosen = pick(tables[todays_name(title)], parse_picks(more))
         except KeyError as error:
             raise UserError(
                 f"{file}: {title} has no {error}; give one of its own"
@@ -217,7 +217,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def drawn(name: str) -> str:
+def draw_figure(name: str) -> str:
     """One of `FIGURES`."""
     file, draw = FIGURES[name]
     return draw(in_todays_words(read_json(ROOT / file)["tables"]))
@@ -244,9 +244,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         check = parser.parse_args(argv).check
-        made = {ROOT / name: drawn(name) for name in FIGURES}
+        made = {ROOT / name: draw_figure(name) for name in FIGURES}
         for page in pages():
-            made[page] = rendered(page.read_text())
+            made[page] = render(page.read_text())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ REASONER_STAGES = IMITATE, COLD_START, BEST_OF_N, RL
 """Sections that train a reasoner, in order."""
 CONTROL = "imitate_control"
 NO_THOUGHT = "imitate_no_thought"
-UNFINISHED = {IMITATE: "imitate_adapter", CONTROL: "imitate_control_adapter"}
+IMITATE_SCRATCH = {IMITATE: "imitate_adapter", CONTROL: "imitate_control_adapter"}
 """Where a stage of imitation runs whose recipe has parts of its own, until it is finished into its own checkpoint."""
 
 
@@ -57,7 +57,7 @@ ABOUT: dict[Section, About] = {
 _PARTS = {
     CONTROL,
     NO_THOUGHT,
-    *UNFINISHED.values(),
+    *IMITATE_SCRATCH.values(),
 }
 
 
@@ -69,7 +69,7 @@ def section_of(name: str) -> Section:
     return IMITATE if name in _PARTS else RL
 
 
-def wanted(config: Config) -> list[str]:
+def wanted_stages(config: Config) -> list[str]:
     """Return the names of the checkpoints that a config asks for, in the order in which they are trained."""
     names = list[str]()
     for section in SECTIONS:

@@ -21,7 +21,7 @@ from tiny import EOS, PAD, compiled, policy_of
 KEY = jax.random.key(7)
 SIGMA = 0.3
 POLICY = policy_of(ROLLOUT)
-ADDITIVE = policy_of(ROLLOUT, REASONER, "additive", sigma=SIGMA).having(
+ADDITIVE = policy_of(ROLLOUT, REASONER, "additive", sigma=SIGMA).with_config(
     dropout_rate=0.0
 )
 # Reference answers that the model is not too unlikely to give.

@@ -3,13 +3,13 @@
 import numpy as np
 
 from slpo_jax.rewards.answers import STYLES
-from slpo_jax.rewards.verifier import ON_DEVICE, judged, padded_table
+from slpo_jax.rewards.verifier import ON_DEVICE, judge_completions, padded_table
 
 
 def verify(table_VL, tokens_BA, references_BR, eos_id, style):
     """bool [B]: which completions give their reference."""
     _, reads = ON_DEVICE[style]
-    return judged(table_VL, tokens_BA, references_BR, eos_id, reads)
+    return judge_completions(table_VL, tokens_BA, references_BR, eos_id, reads)
 
 
 def reference_width(references, style="after_mark") -> int:

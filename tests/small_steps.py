@@ -86,7 +86,7 @@ POLICY = dataclasses.replace(
 COLD = gate_training.ColdStartConfig(
     trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2
 )
-IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)
+IMITATION = POLICY.with_config(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains
 STAGES = {
     "rl": (

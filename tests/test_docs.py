@@ -451,7 +451,7 @@ def test_example_of_a_latent_policy(example):
     np.testing.assert_allclose(shares, np.exp(log_prob[:, 0]), atol=0.03)
     assert int(latent_policy.draw(params, hidden)[0, 0]) == int(log_prob[:, 0].argmax())
 
-    policy = dataclasses.replace(PLAIN, latent_policy=latent_policy).having(
+    policy = dataclasses.replace(PLAIN, latent_policy=latent_policy).with_config(
         dropout_rate=0.0
     )
     objective = OBJECTIVES["exact"]()

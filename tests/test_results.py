@@ -93,16 +93,16 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
     whole = "| | Acc | pass@8 |\n| --- | ---: | ---: |\n| SLPO | **+1.3** [+0.5, +2.0] | |\n| cold gate | 3 | 0.2 |\n"
     whole = whole.replace("| |", "|  |")
     page = "Before\n<!-- table: results/one.json, gains -->\nold\n<!-- end -->\nafter"
-    text = tables.rendered(page, tmp_path)
+    text = tables.render(page, tmp_path)
     assert (
         text
         == f"Before\n<!-- table: results/one.json, gains -->\n\n{whole}\n<!-- end -->\nafter"
     )
-    assert tables.rendered(text, tmp_path) == text
+    assert tables.render(text, tmp_path) == text
     some = page.replace("gains", "gains; rows: cold gate | SLPO; columns: pass@8")
     rows = [
         line
-        for line in tables.rendered(some, tmp_path).splitlines()
+        for line in tables.render(some, tmp_path).splitlines()
         if line.startswith("|")
     ]
     assert rows == [
@@ -113,7 +113,7 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
     ]
     for lacking in ("losses", "gains; rows: SLP", "gains; columns: acc"):
         with pytest.raises(UserError, match=r"results/one\.json: .* has no"):
-            tables.rendered(page.replace("gains", lacking), tmp_path)
+            tables.render(page.replace("gains", lacking), tmp_path)
 
 
 TODAY = {
@@ -148,14 +148,14 @@ def test_rows_and_tables_have_the_names_of_today(tmp_path):
         ("minus SFT", "replay, above keys"),
     ):
         page = f"<!-- table: results/one.json, {title}; rows: {row} -->\n<!-- end -->"
-        assert f"| {TODAY[row]} | 1 |" in tables.rendered(page, tmp_path)
+        assert f"| {TODAY[row]} | 1 |" in tables.render(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
 def test_pages_are_rendered_from_results(page):
     """After a change of results/ or of a page: python launch/tables.py."""
     text = page.read_text()
-    assert tables.rendered(text) == text
+    assert tables.render(text) == text
     assert text.count("<!-- table: ") == text.count("<!-- end -->")
     # Where a figure is from stands in its file alone.
     assert not re.search(
@@ -255,7 +255,7 @@ def test_figures_in_prose_are_of_a_file_that_their_section_names(name):
 @pytest.mark.parametrize("name", tables.FIGURES)
 def test_figures_are_drawn_from_results(name):
     """After a change of results/: python launch/tables.py."""
-    assert (tables.ROOT / name).read_text() == tables.drawn(name)
+    assert (tables.ROOT / name).read_text() == tables.draw_figure(name)
     assert any(
         f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages()
     )
@@ -289,7 +289,7 @@ def test_results_say_where_they_are_from(path):
 def test_the_tables_of_hardware_are_made_of_today_s_results():
     """After a change of results/: python launch/hardware.py."""
     stored = json.loads(hardware.FILE.read_text())["tables"]
-    assert stored == json.loads(json.dumps(hardware.made()))
+    assert stored == json.loads(json.dumps(hardware.make_tables()))
 
 
 def _gone(path: Path, command: str) -> str:

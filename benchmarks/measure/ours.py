@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.measure.workload import TRAINED, Parts, Workload
 from slpo_jax.policy import noise
 from slpo_jax.policy.score import used_slots
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, replicate, total
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, psum_all, replicate
 from slpo_jax.training.rl_loss import make_loss, roll_out
 from slpo_jax.training.state import make_train_step
 
@@ -67,12 +67,12 @@ class Ours:
         key = step_key(work, step)
         params = work.state.params
         seconds: dict[str, float] = {}
-        sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
-        timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
-        timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
+        sampled = time_call(seconds, "rollout", self.rollout, params, batch, key)
+        time_call(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
+        time_call(seconds, "gradient", self.gradient, params, batch, *sampled, key)
         del params  # the step donates them
         state = work.state.replace(step=replicate(jnp.int32(step), work.mesh))
-        work.state, _ = timed(seconds, "step", self.step, state, batch)
+        work.state, _ = time_call(seconds, "step", self.step, state, batch)
         seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
         seconds["other"] = (
             seconds["step"]
@@ -132,8 +132,8 @@ def part_programs(parts: Parts, mesh):
     fixed = (same, rows, rows, rows, same)
     return (
         sharded(rollout, (same, rows, same), rows),
-        sharded(lambda *args: total(loss(*args)), fixed, same),
-        sharded(lambda *args: total(jax.value_and_grad(loss)(*args)), fixed, same),
+        sharded(lambda *args: psum_all(loss(*args)), fixed, same),
+        sharded(lambda *args: psum_all(jax.value_and_grad(loss)(*args)), fixed, same),
     )
 
 
@@ -142,7 +142,7 @@ def step_key(work: Workload, step: int):
     return replicate(noise.stream_key(work.state.key, "rl", step), work.mesh)
 
 
-def timed(seconds: dict[str, float], name: str, function, *args):
+def time_call(seconds: dict[str, float], name: str, function, *args):
     """The function's result, once it is ready; its seconds go into `seconds[name]`."""
     start = time.perf_counter()
     out = jax.block_until_ready(function(*args))

@@ -70,7 +70,7 @@ def imitation(setup: Setup, number: int = -1) -> list[Program]:
     phase = plan[number]
     optimizer = make_optimizer(optimizers[number])
     params = setup.abstract_params()
-    policy = setup.policy.having(
+    policy = setup.policy.with_config(
         max_latents=phase.latent_slots, dropout_rate=config.dropout
     )
     trained = () if recipe.alone else setup.trained_by(IMITATE, params)
@@ -78,7 +78,7 @@ def imitation(setup: Setup, number: int = -1) -> list[Program]:
         own = jax.eval_shape(
             lambda params: recipe.init(jax.random.key(0), policy, params), params
         )
-        params = params | placed(setup, own, EVERYWHERE)
+        params = params | place(setup, own, EVERYWHERE)
         trained = (*trained, *own)
     trained = phase.trains or trained
     problems = choose_problems(setup, recipe, plan)
@@ -91,7 +91,7 @@ def imitation(setup: Setup, number: int = -1) -> list[Program]:
         recipe.loss_of(policy), *how, schedule=make_schedule(optimizers[number])
     )
     state = abstract_state(params, trained, optimizer, setup.layout)
-    return [Program(phase.name, step, (state, placed(setup, batch, ROWS)))]
+    return [Program(phase.name, step, (state, place(setup, batch, ROWS)))]
 
 
 def cold_starts(setup: Setup, own: bool = False) -> list[Program]:
@@ -121,7 +121,7 @@ def cold_starts(setup: Setup, own: bool = False) -> list[Program]:
         setup.mesh, config.batch_size, max(setup.prompt_slots), REFERENCE
     )
     if own:
-        batch = placed(setup, host_batches(setup, config, config.steps)(0), ROWS)
+        batch = place(setup, host_batches(setup, config, config.steps)(0), ROWS)
     return [
         Program(
             "", step, (abstract_state(params, trained, optimizer, setup.layout), batch)
@@ -155,7 +155,7 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     objective = setup.config.objective[name]
     policy = training_policy(setup, objective)
     params = setup.abstract_params()
-    params |= placed(
+    params |= place(
         setup,
         jax.eval_shape(functools.partial(fresh_adapters, setup), params),
         EVERYWHERE,
@@ -175,9 +175,9 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         made = host_batches(
             setup, config, rl_of(config, objective).steps, objective.needs_answers
         )(0)
-        batch = placed(setup, made, ROWS)
+        batch = place(setup, made, ROWS)
     elif objective.needs_answers:
-        rows = placed(
+        rows = place(
             setup,
             jax.ShapeDtypeStruct(
                 (config.batch_size, policy.config.answer_slots), jnp.int32
@@ -241,13 +241,11 @@ def rollouts(
     def of_rows(dtype):
         return jax.ShapeDtypeStruct((rows,), dtype)
 
-    of = placed(
-        setup, (prompts, *map(of_rows, (jnp.int32, jnp.int32, jnp.bool_))), ROWS
-    )
+    of = place(setup, (prompts, *map(of_rows, (jnp.int32, jnp.int32, jnp.bool_))), ROWS)
     key = jax.eval_shape(
         lambda: jax.random.key(0)
     )  # which a run leaves where jax puts it
-    rule = placed(setup, of_rows(ruled), ROWS)
+    rule = place(setup, of_rows(ruled), ROWS)
     return setup.evaluator.program(noisy, stopping, False), (
         setup.abstract_params(),
         *of,
@@ -256,7 +254,7 @@ def rollouts(
     )
 
 
-def placed(setup: Setup, tree: Any, spec: PartitionSpec) -> Any:
+def place(setup: Setup, tree: Any, spec: PartitionSpec) -> Any:
     """Shapes and types of arrays, laid out so on the mesh."""
     where = NamedSharding(setup.mesh, spec)
     return jax.tree.map(
@@ -264,7 +262,7 @@ def placed(setup: Setup, tree: Any, spec: PartitionSpec) -> Any:
     )
 
 
-def filled(x: jax.ShapeDtypeStruct) -> jax.Array:
+def fill(x: jax.ShapeDtypeStruct) -> jax.Array:
     """An array of this shape, type and place: a key, True, or 0."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.device_put(jnp.broadcast_to(jax.random.key(0), x.shape), x.sharding)

@@ -52,7 +52,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def listed(facts: dict[str, Any]) -> str:
+def format_facts(facts: dict[str, Any]) -> str:
     """Facts on one line."""
     return "; ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in facts.items()

@@ -75,7 +75,7 @@ def make_work(
         raise UserError(
             f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one"
         )
-    policy = training_policy(setup, objective).having(
+    policy = training_policy(setup, objective).with_config(
         banned_ids=(*template.banned_ids, *template.eos_ids)
     )
     rounds = flags.warmup + flags.rounds

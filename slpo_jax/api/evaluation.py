@@ -12,7 +12,7 @@ from slpo_jax.evaluation.comparisons import compare_rows
 from slpo_jax.evaluation.curves import pass_at_k_figure
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
 from slpo_jax.evaluation.report_rows import Row
-from slpo_jax.evaluation.statistics import COUNTS, defined, summarise
+from slpo_jax.evaluation.statistics import COUNTS, explain_figure, summarise
 from slpo_jax.rewards.reward import CORRECT
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Comparison(dict[str, Difference]):
         for key, difference in self.items():
             # Shares are shown in percent, under the names of the report.
             scale = 1 if key in COUNTS else 100
-            definition = defined(key)
+            definition = explain_figure(key)
             title = definition[0] if definition else key
             rows[title] = [scale * figure for figure in difference]
         table = pandas.DataFrame.from_dict(

@@ -34,7 +34,7 @@ from slpo_jax.checkpoints.export import (
 from slpo_jax.checkpoints.external_layouts import with_decoder
 from slpo_jax.checkpoints.saved_config import config_to_keep
 from slpo_jax.config.config import ends_at
-from slpo_jax.config.overrides import changed
+from slpo_jax.config.overrides import merge_settings
 from slpo_jax.data.batches import EncodedProblems, pad_prompts
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.record_readers import is_dataset_dict
@@ -239,7 +239,7 @@ class TrainedReasoner:
             nothing where a thought has ended. params are `params`, prompts those of `prompts`.
         """
         solver = self.solver
-        policy = solver.evaluator.policy.without_noise().having(
+        policy = solver.evaluator.policy.without_noise().with_config(
             stopping=solver.stopping
         )
         rule_type = jnp.float32 if solver.stopping == "threshold" else jnp.int32
@@ -437,7 +437,7 @@ class TrainedReasoner:
 
         # It stops as this reasoner does, which may be another rule than the checkpoint's.
         checkpoint = solver.setup.checkpoint
-        config = changed(
+        config = merge_settings(
             solver.setup.config, {"gate.enabled": solver.stopping == "threshold"}
         )
         description = dataclasses.replace(

@@ -174,7 +174,7 @@ class Architecture(abc.ABC):
         return Unwrapped(model, head)
 
     @classmethod
-    def drawn(cls, width: int, shapes: ModelConfig = NO_SHAPES) -> Self:
+    def from_config(cls, width: int, shapes: ModelConfig = NO_SHAPES) -> Self:
         """Make one whose own tensors are still random.
 
         Args:
@@ -219,7 +219,7 @@ class Architecture(abc.ABC):
         return {}
 
     @classmethod
-    def found(
+    def from_checkpoint(
         cls, unwrapped: Unwrapped, config: Mapping[str, Any], source: str
     ) -> Self:
         """Make one with the settings that a checkpoint's files show.

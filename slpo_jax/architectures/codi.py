@@ -138,7 +138,7 @@ class Codi(Architecture):
         return super().unwrap(tensors, source)
 
     @classmethod
-    def found(cls, unwrapped, config, source):
+    def from_checkpoint(cls, unwrapped, config, source):
         return cls(cls.hidden(unwrapped, source), tidy=unwrapped.original)
 
 

@@ -177,7 +177,7 @@ class Colar(Architecture):
         return super().unwrap(tensors, source)
 
     @classmethod
-    def drawn(cls, width, shapes=NO_SHAPES):
+    def from_config(cls, width, shapes=NO_SHAPES):
         scale = shapes.scale or _SCALES.get(width, cls.scale)
         return cls(shapes.projector or width, scale, gaussian=True)
 
@@ -189,7 +189,7 @@ class Colar(Architecture):
         }
 
     @classmethod
-    def found(cls, unwrapped, config, source):
+    def from_checkpoint(cls, unwrapped, config, source):
         hidden = cls.hidden(unwrapped, source)
         scale = config.get(_SCALE)
         if unwrapped.original and scale is None:

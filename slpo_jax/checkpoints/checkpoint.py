@@ -110,7 +110,7 @@ def _start_randomly(
         raise UserError(
             "config.tokenizer: not set, and there is no config.init to take it from; give a directory"
         )
-    instance = architecture.drawn(config.model.n_embd, config.model)
+    instance = architecture.from_config(config.model.n_embd, config.model)
 
     # The texts come first, since they decide the size of the vocabulary.
     if config.tokenizer == WORDS:
@@ -217,7 +217,7 @@ def _fit_to_config(
 
     # Find the reasoner's tokens among the rows of the embedding.
     missing_head = ""
-    heads = architecture.drawn(width).heads(width)
+    heads = architecture.from_config(width).heads(width)
     if heads and not tensors.head:
         missing_head = heads[0].path[0]
     plan = vocabulary_plan(
@@ -237,9 +237,9 @@ def _fit_to_config(
     if opened.description:
         instance = opened.description.architecture
     elif plan.lacks:
-        instance = architecture.drawn(width, config.model)
+        instance = architecture.from_config(width, config.model)
     else:
-        instance = architecture.found(tensors, opened.model, source)
+        instance = architecture.from_checkpoint(tensors, opened.model, source)
     template = instance.template(tokenizer, plan.first_id, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
         ends = end_tokens(source, opened.model)

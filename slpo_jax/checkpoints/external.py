@@ -35,7 +35,7 @@ from slpo_jax.checkpoints.external_layouts import (
 )
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError, key_name
-from slpo_jax.io.artifact import CHECKSUMS, changed, read_checksums
+from slpo_jax.io.artifact import CHECKSUMS, find_changed, read_checksums
 from slpo_jax.io.files import TEXTS, is_hub_id, read_json, snapshot
 from slpo_jax.models.reasoner import BackboneConfig
 
@@ -298,7 +298,7 @@ def _with_side_file(
     # Warn where somebody changed the export's texts.
     checksums = read_checksums(folder)
     texts = {name: checksums[name] for name in checksums if name.endswith(".json")}
-    edited = changed(folder, texts)
+    edited = find_changed(folder, texts)
     if edited:
         logging.warning(
             "%s: %s changed since it was written, as its %s has it",

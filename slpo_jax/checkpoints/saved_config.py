@@ -14,7 +14,7 @@ from slpo_jax.checkpoints.external import ExternalCheckpoint
 from slpo_jax.checkpoints.identity import Identity
 from slpo_jax.config.config import Config, own_latents
 from slpo_jax.config.keys import rollout_settings
-from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.overrides import merge_settings, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import RULES, is_rule, read_rule
 from slpo_jax.io.files import as_json
@@ -54,7 +54,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         "tokenizer": tokenizer, "lora_alpha": identity.lora_alpha, "sharding": Config.sharding,
         "evaluate.scorers": tuple(scorers), "evaluate.beams": 0,
     }  # fmt: skip
-    return changed(config, use)
+    return merge_settings(config, use)
 
 
 def read_config_of(identity: Identity) -> Config:
@@ -87,7 +87,7 @@ def read_config_of(identity: Identity) -> Config:
             "(a command's --register)", identity.source, ", ".join(unknown),
         )  # fmt: skip
     try:
-        return changed(Config(), layer)
+        return merge_settings(Config(), layer)
     except UserError as error:
         key = error.key.removeprefix("config.")
         problem = f"{key}: {error.problem}" if key else error.problem
@@ -153,7 +153,7 @@ def with_overrides(config: Config, layer: Mapping[str, Any]) -> Config:
     least = config.min_latents
     if isinstance(most, int):
         least = min(least, max(most, 1))
-    return changed(config, {"min_latents": least, **layer})
+    return merge_settings(config, {"min_latents": least, **layer})
 
 
 def config_to_keep(config: Config, identity: Identity | None) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def config_to_keep(config: Config, identity: Identity | None) -> dict[str, Any]:
         config: of `config_of`, with overrides.
         identity: the checkpoint's; its reward stays, even if it isn't registered here.
     """
-    kept: dict[str, Any] = as_json(values(changed(config, _OF_THE_RUN)))
+    kept: dict[str, Any] = as_json(values(merge_settings(config, _OF_THE_RUN)))
     rewards = [list(pair) for pair in config.weighted]
     stated = {"reward": "", "rewards": rewards}
     if identity and identity.config and _unknown_rewards(identity.config):

@@ -102,7 +102,7 @@ def view(arguments: list[str]) -> None:
     path = parser.read(arguments).run.expanduser()
     page = path if path.suffix == ".html" else Workdir(path).report_html
     if not page.is_file():
-        if not Workdir(path).evaluated():
+        if not Workdir(path).list_evaluated():
             problem = "no such folder"
             if path.exists():
                 problem = "holds no records of an evaluation"
@@ -159,7 +159,7 @@ def configs(arguments: list[str]) -> None:
         slpo configs quickstart
         slpo configs quickstart > my_config.py
     """
-    from slpo_jax.config.registry import find_config, shipped
+    from slpo_jax.config.registry import find_config, list_shipped
 
     parser = CommandParser("configs", configs.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a shipped config")
@@ -167,7 +167,7 @@ def configs(arguments: list[str]) -> None:
     for name in names:
         print(Path(find_config(name)).read_text(encoding="utf-8"), end="")
     if not names:
-        abouts = shipped()
+        abouts = list_shipped()
         width = max(map(len, abouts))
         for name, text in abouts.items():
             print(f"{name:<{width}}  {text}")

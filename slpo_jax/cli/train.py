@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import slpo_jax.config
 from slpo_jax.cli.command import CommandParser, take_keys
-from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.overrides import merge_settings, values
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.io.workdir import Workdir
@@ -148,7 +148,7 @@ def train(arguments: list[str]) -> None:
             line += f"; the run itself needs another --workdir than {flags.workdir}"
         print(line, file=sys.stderr)
         config = check(config)
-        uncut = changed(uncut, {"data": config.data})
+        uncut = merge_settings(uncut, {"data": config.data})
 
     # Each smoke test begins from nothing, unless it has a workdir of its own.
     if flags.smoke and not flags.workdir:
@@ -298,4 +298,4 @@ def _lower(config: "Config", most: dict[str, int], *layers: dict[str, Any]) -> "
     now = flatten(values(config))
     keys = [key for key in most if now.get(key) is not None]
     lower = {key: min(now[key], most[key]) for key in keys}
-    return changed(config, lower, *layers)
+    return merge_settings(config, lower, *layers)

@@ -9,10 +9,16 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
         default_config,
         objective_variant,
         read_config,
-        tried,
+        variant_name,
     )
 
-__all__ = ["Config", "default_config", "objective_variant", "read_config", "tried"]
+__all__ = [
+    "Config",
+    "default_config",
+    "objective_variant",
+    "read_config",
+    "variant_name",
+]
 
 
 def __getattr__(name: str) -> Any:

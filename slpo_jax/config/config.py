@@ -24,8 +24,8 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.sharding            runtime/mesh.py           ShardingConfig
 
 The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. The
-defaults, a config file's ConfigDict, flags and what is chosen by the data are layers, which `changed` merges into the
-frozen `Config` that a run goes by.
+defaults, a config file's ConfigDict, flags and what is chosen by the data are layers, which `merge_settings` merges
+into the frozen `Config` that a run goes by.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.config.overrides import changed, section
+from slpo_jax.config.overrides import merge_settings, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import DataConfig
@@ -262,13 +262,13 @@ def objective_variant(
         raise UserError(
             f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}"
         )
-    objective = changed(
+    objective = merge_settings(
         OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}"
     )
     config.objective[name] = section(objective)
 
 
-def tried(name: str, rate: float) -> str:
+def variant_name(name: str, rate: float) -> str:
     """Name an objective at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
     return f"{name}_{rate:.0e}".replace("-", "_")
 
@@ -279,7 +279,7 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
     Raises:
         UserError: one line with the key and the remedy.
     """
-    return changed(Config(), node)
+    return merge_settings(Config(), node)
 
 
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
@@ -294,7 +294,7 @@ def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     # A temperature of 0 is one of its own, too.
     if objective.temperature is not None:
         layer["temperature"] = objective.temperature
-    return changed(rl, layer, key="config.rl")
+    return merge_settings(rl, layer, key="config.rl")
 
 
 def stage_config(config: Config, name: str) -> Config:

@@ -13,7 +13,7 @@ from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES, ModelConfig
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.stages import CONTROL, NO_THOUGHT, SECTIONS, UNFINISHED
+from slpo_jax.stages import CONTROL, IMITATE_SCRATCH, NO_THOUGHT, SECTIONS
 from slpo_jax.training.metrics import check_trackers
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.recipes import RECIPES
@@ -23,7 +23,7 @@ _TAKEN = {
     *SECTIONS,
     CONTROL,
     NO_THOUGHT,
-    *UNFINISHED.values(),
+    *IMITATE_SCRATCH.values(),
     "reasoner",
     "imitate_fixed_tmax",
     "imitate_by_steps",

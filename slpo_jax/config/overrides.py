@@ -1,4 +1,4 @@
-"""Config sections of dataclasses: a config file fills a ConfigDict, and `changed` merges layers into dataclasses."""
+"""Config sections of dataclasses: a config file fills a ConfigDict; `merge_settings` makes dataclasses of layers."""
 
 import ast
 import difflib
@@ -18,7 +18,7 @@ _EXACT = 2**53  # below which a float has every whole number
 
 
 class Text(str):
-    """A value as written on a command line: `changed` reads it by the type of its key."""
+    """A value as written on a command line: `merge_settings` reads it by the type of its key."""
 
 
 def section(settings: Any) -> Any:
@@ -55,7 +55,7 @@ def values(settings: Any) -> Any:
     return node
 
 
-def changed(
+def merge_settings(
     settings: T,
     *layers: Mapping[str, Any] | ConfigDict,
     key: str = "config",
@@ -161,7 +161,7 @@ def _merge(
             old = value
             layers = []
     if is_dataclass(old):
-        return changed(old, *layers, key=key)
+        return merge_settings(old, *layers, key=key)
     if not layers:
         return old
     # A dict of sections or values is merged name by name; a new name begins empty where its values are dicts.

@@ -239,7 +239,7 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
 
-def shipped() -> dict[str, str]:
+def list_shipped() -> dict[str, str]:
     """Return the names of the shipped configs, each with the first line of its docstring."""
     lines = dict[str, str]()
     for file in sorted(shipped_folder().glob("[!_]*.py")):
@@ -272,7 +272,7 @@ def find_config(source: str) -> str:
             problem = "is empty"
         elif file.is_dir():
             problem = "a directory"
-        names = ", ".join(shipped())
+        names = ", ".join(list_shipped())
         raise UserError(f"--config={path}: {problem}; give a file, or one of {names}")
     if reader_of(file):
         raise UserError(f"--config={path}: is data, not a config; give it as --train")

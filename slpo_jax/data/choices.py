@@ -14,7 +14,7 @@ from slpo_jax.data.layouts import (
     WRONG_ANSWERS,
     match_choice_column,
 )
-from slpo_jax.data.record_texts import is_missing, is_number, written
+from slpo_jax.data.record_texts import is_missing, is_number, parse_written
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 
@@ -179,7 +179,7 @@ def _read_field(where: str, record: Mapping[str, Any], field: str) -> Choices:
     """Read the choices that one field holds."""
     value = record[field]
     if isinstance(value, str):
-        value = written(value)
+        value = parse_written(value)
 
     # Get the texts, and their labels: the field's own, or letters.
     has_labels = isinstance(value, Mapping)

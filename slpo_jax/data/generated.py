@@ -177,7 +177,7 @@ def solutions(numbers: list[int], goal: int, operations: str) -> int:
             "+": lambda v, n: v + n,
             "-": lambda v, n: v - n,
             "*": lambda v, n: v * n,
-            "/": _divided,
+            "/": _divide,
         }
         results: list[np.ndarray] = []
         for sign in operations:
@@ -196,7 +196,7 @@ def _in_range(before: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where((before == _NONE) | (np.abs(values) > MOST), _NONE, values)
 
 
-def _divided(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def _divide(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     divisors = np.maximum(numbers, 1)
     return np.where((numbers > 0) & (values % divisors == 0), values // divisors, _NONE)
 

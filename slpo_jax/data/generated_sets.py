@@ -125,13 +125,13 @@ def sets_apart(
     """
     remedy = f"for more raise config.data.{task}.{more}"
     return functools.lru_cache(maxsize=16)(
-        lambda name, settings: _generated(
+        lambda name, settings: _generate(
             f"{task}:{name}", name, settings, make, complete, remedy
         )
     )
 
 
-def _generated(
+def _generate(
     source: str,
     name: str,
     settings: SetsConfig,

@@ -59,7 +59,9 @@ class FieldUse:
         used = {""}
         for fields in self.used.values():
             used.update(name.strip().lower() for name in fields)
-        return shown(name for name in self.filled if name.strip().lower() not in used)
+        return list_fields(
+            name for name in self.filled if name.strip().lower() not in used
+        )
 
     def lines(self) -> list[str]:
         """Say what was made of the fields, and which are not used."""
@@ -106,7 +108,7 @@ class Problems(tuple[Problem, ...]):
         return Problems(problems, **vars(self) | facts)
 
 
-def shown(names: Iterable[Any]) -> str:
+def list_fields(names: Iterable[Any]) -> str:
     """Return names of fields, as many as a line has room for."""
     line = ", ".join(map(str, names))
     if len(line) <= _SHOWN:
@@ -121,12 +123,12 @@ def without(
 
     GSM8K's training file holds all questions of the validation set: 7,473 problems become 6,973.
     """
-    excluded = {normalised(problem.question) for problem in held_out}
+    excluded = {normalise(problem.question) for problem in held_out}
     return tuple(
-        problem for problem in problems if normalised(problem.question) not in excluded
+        problem for problem in problems if normalise(problem.question) not in excluded
     )
 
 
-def normalised(question: str) -> str:
+def normalise(question: str) -> str:
     """Return the question with outer white space removed and inner runs of it made one space; identifies a problem."""
     return " ".join(question.split())

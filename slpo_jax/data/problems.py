@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.generated_sets import GymConfig, gym_problems, is_gym
-from slpo_jax.data.problem import FieldUse, Problem, Problems, normalised
+from slpo_jax.data.problem import FieldUse, Problem, Problems, normalise
 from slpo_jax.data.record_fields import (
     FOUND,
     FieldsConfig,
@@ -194,11 +194,11 @@ def load_problems(
         )
     if reader:
         file = _Source(source, file_digest(path), lambda: reader(path))
-        return _cached(file, wanted, answers)
+        return _read_cached(file, wanted, answers)
     splits = open_splits(source, role)
     content = tuple(split.content for split in splits)
     dataset = _Source(source, content, lambda: split_rows(splits))
-    return _cached(dataset, wanted, answers)
+    return _read_cached(dataset, wanted, answers)
 
 
 def _select_part(source: str, name: str, problems: Problems) -> Problems:
@@ -224,7 +224,7 @@ def _select_comparable(
     """Leave out, and count, problems whose answer can't be compared; texts stay as they are."""
     keys = [problem.answer for problem in problems]
     if answers != "texts":
-        keys = _compared(keys, answers)
+        keys = _normalise_answers(keys, answers)
     comparable: list[Problem] = []
     for problem, key in zip(problems, keys, strict=True):
         if key or (unanswered and not problem.answer):
@@ -268,7 +268,7 @@ def _read(source: _Source, wanted: Wanted) -> _Read:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
+def _read_cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
     return _with_answers(source.name, _read(source, wanted), answers, wanted.unanswered)
 
 
@@ -280,7 +280,9 @@ def _with_answers(
     problems = dict(enumerate(read.problems))
     others = read.others
     lost = dict[str, list[str]]()
-    compared = _compared([raw.answer or "" for raw in others.values()], answers)
+    compared = _normalise_answers(
+        [raw.answer or "" for raw in others.values()], answers
+    )
     for (place, raw), answer in zip(others.items(), compared, strict=True):
         if answer or (unanswered and not raw.answer):
             problems[place] = dataclasses.replace(problems[place], answer=answer)
@@ -321,7 +323,7 @@ def _contradictions(problems: Iterable[Problem]) -> str:
     contradicted: dict[str, str] = {}
     for problem in problems:
         if problem.answer:
-            question = normalised(problem.question)
+            question = normalise(problem.question)
             if answers.setdefault(question, problem.answer) != problem.answer:
                 contradicted.setdefault(question, problem.answer)
     if not contradicted:
@@ -394,18 +396,18 @@ def number_of(answer: str) -> str:
     return number if len(number) <= _DIGITS else ""
 
 
-def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
+def _normalise_answers(answers: Sequence[str], kind: Kind) -> list[str]:
     """Return what each answer is compared as; "" where it can't be."""
     if kind == "numbers":
         return [number_of(answer) for answer in answers]
-    texts = [_written(answer, kind) for answer in answers]
+    texts = [_normalise_answer(answer, kind) for answer in answers]
     if kind == "texts":
         return [text if normal_text(text) else "" for text in texts]
     readable = are_readable(texts)
     return [text if good else "" for text, good in zip(texts, readable, strict=True)]
 
 
-def _written(answer: str, kind: Kind) -> str:
+def _normalise_answer(answer: str, kind: Kind) -> str:
     """Return what is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
     text = answer.strip()
     if kind == "texts" and _CODE.match(text):

@@ -25,18 +25,18 @@ from slpo_jax.data.layouts import (
     WORKED_SOLUTIONS,
     match_choice_column,
 )
-from slpo_jax.data.problem import NO_COLUMNS, FieldUse, shown
+from slpo_jax.data.problem import NO_COLUMNS, FieldUse, list_fields
 from slpo_jax.data.record_texts import (
     Number,
     is_missing,
     is_number,
-    listed,
-    marked,
     message_of,
     only_one,
+    parse_listed,
+    parse_written,
+    split_mark,
     steps_of,
     text_of,
-    written,
 )
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import canonical_number
@@ -251,7 +251,7 @@ def _missing_field(where: str, record: Record, key: str) -> UserError:
     elif not {*FIELD_NAMES["question"], *FIELD_NAMES["answer"]} & names:
         remedy += ", or begin a table with a line of names"
     return UserError(
-        f"{where}: field '{key}' is missing, only {shown(record)} are there; {remedy}"
+        f"{where}: field '{key}' is missing, only {list_fields(record)} are there; {remedy}"
     )
 
 
@@ -262,7 +262,7 @@ def _is_list_of_records(value: Any) -> bool:
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
     """Make the error of a field that `config.data.fields` names and a record hasn't."""
     return UserError(
-        f"{where}: has no field {name!r} (config.data.fields.{key}), only {shown(record)}; give one of these"
+        f"{where}: has no field {name!r} (config.data.fields.{key}), only {list_fields(record)}; give one of these"
     )
 
 
@@ -290,7 +290,7 @@ def _read_answer(where: str, record: Record, field: str) -> tuple[str, str | Non
     """Return the solution that the answer stands in, "" for none, and the answer."""
     value = record[field]
     if field == "reward_model" and value is not None:
-        value = written(value) if isinstance(value, str) else value
+        value = parse_written(value) if isinstance(value, str) else value
         if not isinstance(value, Mapping) or "ground_truth" not in value:
             raise UserError(
                 f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}"
@@ -304,7 +304,7 @@ def _read_answer(where: str, record: Record, field: str) -> tuple[str, str | Non
         return "", canonical_number(str(value)) or str(value)
 
     text = message_of(where, {field: value}, field, "assistant")
-    solution, answer = marked(text)
+    solution, answer = split_mark(text)
     if answer is None:
         return "", bare(text)
     # Several lines without a mark are the answer of a field that holds nothing else.
@@ -321,7 +321,7 @@ def _read_steps(
     for field in names:
         value = record.get(field)
         if isinstance(value, str):
-            value = listed(where, record, field)
+            value = parse_listed(where, record, field)
         if isinstance(value, str):
             text = _without_mark(value)
             if text:
@@ -344,7 +344,7 @@ def _without_mark(text: str) -> str:
     """Return a solution without its answer's mark; "" for what is none, but a number."""
     if not text.strip() or canonical_number(text):
         return ""
-    return marked(text)[0]
+    return split_mark(text)[0]
 
 
 EDGES = "edges"

@@ -66,7 +66,7 @@ def is_missing(value: Any) -> bool:
     )
 
 
-def written(text: str) -> list[Any] | dict[str, Any] | None:
+def parse_written(text: str) -> list[Any] | dict[str, Any] | None:
     """Parse the list or dict that a text writes, as JSON or Python do; None for another text."""
     text = text.strip()
     if not text.startswith(("[", "{")):
@@ -99,7 +99,7 @@ def message_of(
         UserError: it is neither.
     """
     value = record[field]
-    chat = written(value) if isinstance(value, str) else value
+    chat = parse_written(value) if isinstance(value, str) else value
     messages = chat if isinstance(chat, list) else []
     is_chat = bool(messages) and isinstance(messages[0], Mapping)
     if field not in CHATS and not is_chat:
@@ -138,14 +138,14 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     return value or ""
 
 
-def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str:
+def parse_listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str:
     """Return the list that a field's text writes, as tables of texts have it, or the text.
 
     Raises:
         UserError: it begins as a list of texts and is none.
     """
     text = text_of(where, record, field)
-    value = written(text)
+    value = parse_written(text)
     if value is None and _LIST.match(text):
         raise UserError(
             f"{where}: field '{field}' begins as a list and is none; mend it, or write a text"
@@ -155,7 +155,9 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
 
 def only_one(value: Any) -> Any:
     """Return what stands alone in a list, also in one that a text writes; else the value."""
-    items = written(value) if isinstance(value, str) and _LIST.match(value) else value
+    items = (
+        parse_written(value) if isinstance(value, str) and _LIST.match(value) else value
+    )
     if not isinstance(items, list) or len(items) != 1:
         return value
     return value if isinstance(items[0], Mapping) else items[0]
@@ -188,7 +190,7 @@ _BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL)
 _BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
 
 
-def marked(text: str) -> tuple[str, str | None]:
+def split_mark(text: str) -> tuple[str, str | None]:
     r"""Return a solution without the mark behind which its answer stands, and the answer.
 
     The mark is the tag <answer>, or else the end of a thought, </think> or its like, or else the last "####", or else
@@ -208,10 +210,10 @@ def marked(text: str) -> tuple[str, str | None]:
     solution, behind = match.groups() if match else (text, "")
     solution = without_tags(solution)
     if not behind.strip() or not solution.strip():
-        return _marked(solution if solution.strip() else without_tags(behind))
+        return _split_mark(solution if solution.strip() else without_tags(behind))
     behind = without_tags(behind)
-    answer = _marked(behind.strip())[1]
-    return _marked(solution)[0], bare(behind) if answer is None else answer
+    answer = _split_mark(behind.strip())[1]
+    return _split_mark(solution)[0], bare(behind) if answer is None else answer
 
 
 def without_tags(text: str) -> str:
@@ -225,8 +227,8 @@ def _plain_tag(match: re.Match[str]) -> str:
     return f"<{'/' if closes else ''}{'think' if thought else 'answer'}>"
 
 
-def _marked(text: str) -> tuple[str, str | None]:
-    """Return `marked` of a text without tags."""
+def _split_mark(text: str) -> tuple[str, str | None]:
+    """Return `split_mark` of a text without tags."""
     # The last #### is the first choice, unless a heading follows.
     before, hashes, after = text.rpartition("####")
     first, _, rest = after.strip().partition("\n")
@@ -268,7 +270,7 @@ def _is_answer(step: Any) -> bool:
     """Tell whether a step is a marked answer and nothing else."""
     if not isinstance(step, str):
         return False
-    solution, answer = marked(step)
+    solution, answer = split_mark(step)
     return bool(answer) and not solution.strip()
 
 

@@ -171,10 +171,10 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     count = 1
     if not (puzzle and short):
         fewest = 2 if name == "template" else 1
-        count = _ranged(length, fewest, config.max_steps)
+        count = _scale_draw(length, fewest, config.max_steps)
 
     # Each step draws from its own part of the row.
-    start = _ranged(first, low, high)
+    start = _scale_draw(first, low, high)
     value = start
     steps: list[_Step] = []
     for index in range(count):
@@ -209,7 +209,7 @@ def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -
         operand = _pick(operand_draw, factors)
     else:
         most = max_value - value if operator == "+" else value
-        operand = _ranged(operand_draw, low, min(high, most))
+        operand = _scale_draw(operand_draw, low, min(high, most))
     results = {"+": value + operand, "-": value - operand, "x": value * operand}
     result = results[operator]
     text = f"{value} {operator} {operand} = {result}"
@@ -244,5 +244,5 @@ def _pick(draw: float, items: Sequence[T]) -> T:
     return items[int(draw * len(items))]
 
 
-def _ranged(draw: float, low: int, high: int) -> int:
+def _scale_draw(draw: float, low: int, high: int) -> int:
     return low + int(draw * (high - low + 1))

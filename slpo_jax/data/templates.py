@@ -223,14 +223,14 @@ class Template:
         distinct = tuple(dict.fromkeys(texts))
         end = () if self.start_id is None or not is_prompt else (self.start_id,)
         around = is_prompt and not self.bare
-        encoded, unknown_words = _encoded(
+        encoded, unknown_words = _encode_texts(
             self._encoder, distinct, is_prompt, around, self.unknown_id, end
         )
         for row, words in unknown_words.items():
             if unknown is None:
                 raise UserError(
-                    f"{distinct[row].strip()!r}: the tokenizer doesn't know {listed(words)}; use words that it knows, "
-                    f"or another {key_name('config.tokenizer')}"
+                    f"{distinct[row].strip()!r}: the tokenizer doesn't know {list_words(words)}; use words that it "
+                    f"knows, or another {key_name('config.tokenizer')}"
                 )
             unknown.update(words)
         by_text = dict(zip(distinct, encoded, strict=True))
@@ -246,7 +246,7 @@ class _Encoder:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _encoded(
+def _encode_texts(
     encoder: _Encoder,
     texts: tuple[str, ...],
     special: bool,
@@ -309,7 +309,7 @@ def written_texts(template: Template, problems: Iterable[Problem]) -> Iterator[s
             yield template.step_text(step, False)
 
 
-def listed(words: Iterable[str], most: int = 5) -> str:
+def list_words(words: Iterable[str], most: int = 5) -> str:
     """Write some of these words, for a message."""
     items = list(words)
     return ", ".join(map(repr, items[:most])) + (

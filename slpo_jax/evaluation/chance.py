@@ -8,7 +8,7 @@ import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.evaluation.statistics import most_k, pass_ks
-from slpo_jax.rewards.texts import compared
+from slpo_jax.rewards.texts import normalise_text
 
 # A line for each choice, as `data.choices` writes them.
 _CHOICE = re.compile(r"^\(?([A-Za-z])[.):]\s+(.+)$", re.MULTILINE)
@@ -19,10 +19,10 @@ _LONGEST = 40  # characters of an answer that the sentence quotes
 
 def count_candidates(question: str, reference: str) -> int:
     """Count the answers that a question offers, the reference among them; 0 where it offers none."""
-    target = compared(reference)
+    target = normalise_text(reference)
     choices = _CHOICE.findall(question)
     for letter, text in choices:
-        if target in (compared(letter), compared(text)):
+        if target in (normalise_text(letter), normalise_text(text)):
             return len(choices)
     either = _EITHER.search(question)
     if either is None:
@@ -53,13 +53,13 @@ def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
     # Guess the answers that most references are.
     references = records.references
     total = len(references)
-    answers = Counter(map(compared, references))
+    answers = Counter(map(normalise_text, references))
     common = answers.most_common()
     counts = [count for _, count in common]
     acc = sum(counts[:1]) / total
     acc_of_k = sum(counts[:k]) / total
     commonest, _ = common[0]
-    spellings = [text for text in references if compared(text) == commonest]
+    spellings = [text for text in references if normalise_text(text) == commonest]
     shown = spellings[0]
     if len(shown) > _LONGEST:
         shown = shown[: _LONGEST - 3] + "..."

@@ -40,7 +40,7 @@ def _read(reward: Reward, completions: Completions, row: int) -> Reading:
     return reward.read(completions["tokens"][row], completions["latent_steps"][row])
 
 
-def scored(completions: Completions, samples: int) -> Completions:
+def scale_scores(completions: Completions, samples: int) -> Completions:
     """Make scores weights of votes: e to those that are logarithms, as shares of the largest of a problem's.
 
     Raises:
@@ -80,7 +80,7 @@ def record_rows(
         sampled: by dropout seed, `samples` rollouts a problem.
         searched: by dropout seed, one of each problem.
     """
-    sampled = {seed: scored(values, samples) for seed, values in sampled.items()}
+    sampled = {seed: scale_scores(values, samples) for seed, values in sampled.items()}
     searched = searched or {}
 
     def samples_of(index: int) -> list[tuple[int, Completions, int]]:

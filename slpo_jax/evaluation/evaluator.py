@@ -203,10 +203,10 @@ class Evaluator:
         thinks: bool = True,
     ) -> Callable:
         """Make (params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions`."""
-        policy = (self.policy if noisy else self.policy.without_noise()).having(
+        policy = (self.policy if noisy else self.policy.without_noise()).with_config(
             stopping=stopping
         )
-        policy = policy if thinks else policy.having(max_latents=0)
+        policy = policy if thinks else policy.with_config(max_latents=0)
 
         def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
             if searched:
@@ -368,7 +368,7 @@ class Evaluator:
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
                 is_finished = bool(is_known[rows_N[batch.real_N]].all())
-                if not hosts.agreed(is_finished, cache and cache.folder):
+                if not hosts.all_processes_agree(is_finished, cache and cache.folder):
                     out = program(params, *self._arguments(batch, key, rules))
                     yield number, rows_N, batch.real_N, out
 
@@ -378,7 +378,7 @@ class Evaluator:
             for number, rows_N, real_N, out in _prefetch_one(begin_batches()):
                 batch = {PLACES: rows_N[real_N]}
                 for name, values in out.items():
-                    batch[name] = hosts.whole(values)[real_N]
+                    batch[name] = hosts.gather_to_host(values)[real_N]
                 if cache:
                     cache.add(number, batch)
                 results.append(batch)

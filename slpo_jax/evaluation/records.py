@@ -175,7 +175,7 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
     left_out: dict[Pair, str] = {}
     whole: dict[Pair, Mapping[str, Any]] = {}
     newest: dict[str, tuple[float, str]] = {}  # set -> time and digest of its problems
-    for row, name in folder.evaluated():
+    for row, name in folder.list_evaluated():
         files = folder.set_files(name, row)
         manifest = artifact.read(files.manifest)
         if manifest is None:
@@ -186,7 +186,7 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         is_checkpoint = facts["checkpoint"] == entry.checkpoint
         if not is_checkpoint or facts["settings"] != entry.evaluation:
             left_out[row, name] = "it is of another checkpoint or setting"
-        elif artifact.changed(files.folder, manifest.files):
+        elif artifact.find_changed(files.folder, manifest.files):
             left_out[row, name] = "its records were changed or are gone"
         else:
             whole[row, name] = facts
@@ -234,7 +234,7 @@ class RolloutCache:
     evaluation: str
     name: str = "rollouts"
 
-    def having(self, name: str) -> "RolloutCache":
+    def for_pass(self, name: str) -> "RolloutCache":
         """Return the cache of the same evaluation's other pass."""
         return dataclasses.replace(self, name=name)
 

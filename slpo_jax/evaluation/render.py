@@ -17,7 +17,7 @@ from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.curves import SHARED, scalars
 from slpo_jax.evaluation.records import EvalRecords, Evals
 from slpo_jax.evaluation.report_rows import BEST_FIXED
-from slpo_jax.evaluation.statistics import defined
+from slpo_jax.evaluation.statistics import explain_figure
 from slpo_jax.io import artifact
 from slpo_jax.io.files import digest, to_json
 from slpo_jax.io.workdir import Workdir
@@ -84,7 +84,7 @@ def _define_metrics(evaluated: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     for sets in evaluated.values():
         for figures in sets.values():
             for key in figures:
-                if definition := defined(key):
+                if definition := explain_figure(key):
                     title, about = definition
                     metrics[key] = {"title": title, "about": about}
     return metrics
@@ -324,7 +324,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _figure_tables(report: Mapping[str, Any]) -> list[str]:
     """Write the table of the sets' mean, or of each set where there is no mean."""
     columns = shown_columns(report["eval"])
-    titles = [(defined(key) or (key,))[0] for key in columns]
+    titles = [(explain_figure(key) or (key,))[0] for key in columns]
     by_set: dict[str, dict[str, Any]] = {}
     for row, sets in report["eval"].items():
         for name, figures in sets.items():

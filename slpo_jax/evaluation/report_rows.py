@@ -172,7 +172,7 @@ def read_rows(workdir: str | Path) -> Rows:
     """
     folder = Workdir(Path(workdir))
     rows = []
-    names = dict.fromkeys(row for row, _ in folder.evaluated())
+    names = dict.fromkeys(row for row, _ in folder.list_evaluated())
     for name in names:
         row = read_row(workdir, name)
         if row is None:
@@ -214,8 +214,8 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
             stage = row.stage or row.name
             if row.shown:
                 by_stage.setdefault(stage, []).append(row.shown)
-    agreed = {stage: _agreed(values) for stage, values in by_stage.items()}
-    shared = _agreed([*agreed.values()])
+    agreed = {stage: _common_entries(values) for stage, values in by_stage.items()}
+    shared = _common_entries([*agreed.values()])
     settings = {"": shared}
     for stage, values in agreed.items():
         own = [key for key in values if key not in shared]
@@ -232,11 +232,11 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
         having = [rows[name] for rows in runs if name in rows]
         settings = [flatten(row.settings) for row in having]
         every = set().union(*settings)
-        keys |= every.difference(_agreed(settings))
+        keys |= every.difference(_common_entries(settings))
     return sorted(keys - {"seed", "start.digest"})
 
 
-def _agreed(settings: Sequence[Facts]) -> dict[str, Any]:
+def _common_entries(settings: Sequence[Facts]) -> dict[str, Any]:
     """Return the entries that are the same in all."""
     agreed: dict[str, Any] = {}
     if not settings:

@@ -336,7 +336,7 @@ METRICS = {
 COUNTS = [name for name, metric in METRICS.items() if metric.count]
 
 
-def defined(figure: str) -> tuple[str, str] | None:
+def explain_figure(figure: str) -> tuple[str, str] | None:
     """Return the title and meaning of a figure of `report.json`; None of what belongs to one, as its errors."""
     for pattern, metric in METRICS.items():
         if match := re.fullmatch(pattern, figure):

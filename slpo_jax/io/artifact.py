@@ -93,7 +93,7 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
     return None
 
 
-def changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+def find_changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
     """Return the files of a folder that differ from their digests, and what happened to each."""
     damages = dict[str, str]()
     for name, value in files.items():
@@ -110,7 +110,7 @@ def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
         return False
     if not set(names) <= artifact.files.keys():
         return False
-    return not changed(path.parent, artifact.files)
+    return not find_changed(path.parent, artifact.files)
 
 
 def value_of(path: Path, facts: Any) -> Any:
@@ -204,7 +204,7 @@ def matches_checksums(folder: Path) -> bool:
     named = {folder / name for name in sums}
     if not sums or named != set(_files(folder)):
         return False
-    return not changed(folder, sums)
+    return not find_changed(folder, sums)
 
 
 def damage(folder: Path, part: str = "") -> str:
@@ -234,7 +234,7 @@ def damage(folder: Path, part: str = "") -> str:
     names = [name for name in artifact.files if name.startswith(part)]
     if not names:
         return f"{path} lists none of its files"
-    damages = changed(folder, {name: artifact.files[name] for name in names})
+    damages = find_changed(folder, {name: artifact.files[name] for name in names})
     for name, how in damages.items():
         return f"{folder / name} {how}"
     return ""

@@ -106,7 +106,7 @@ def whole_folder(
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Remove hidden folders that a kill has left, but none that a living process fills.
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.*{_PARTIAL}"):
-        if left.is_dir() and not _locked(left):
+        if left.is_dir() and not _is_locked(left):
             shutil.rmtree(left, ignore_errors=True)
     new = _beside(folder)
     new.mkdir()
@@ -139,7 +139,7 @@ def whole_folder(
         shutil.rmtree(new, ignore_errors=True)  # what was not finished, or the old one
 
 
-def _locked(folder: Path) -> bool:
+def _is_locked(folder: Path) -> bool:
     """Tell whether a process holds a lock of a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY)
@@ -259,12 +259,12 @@ def file_digest(path: Path) -> str:
     )
     # A file that has just changed may change once more within the clock's tick: don't remember it.
     if time.time_ns() - changed > _TICK:
-        return _hashed(path.absolute(), identity)
-    return _hashed.__wrapped__(path.absolute(), identity)
+        return _hash_file(path.absolute(), identity)
+    return _hash_file.__wrapped__(path.absolute(), identity)
 
 
 @functools.lru_cache(maxsize=4096)
-def _hashed(path: Path, _: tuple[int, ...]) -> str:
+def _hash_file(path: Path, _: tuple[int, ...]) -> str:
     """Return the SHA-256 of a file of this identity, size and times."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -121,10 +121,10 @@ def save_params(directory: Path, params: Any) -> None:
         write_checksums(directory.absolute() / "0")
     except (OSError, ValueError) as error:
         remedy = "make room, and run the command again"
-        raise unwritten(directory, error, remedy) from None
+        raise save_error(directory, error, remedy) from None
 
 
-def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError:
+def save_error(directory: Path, error: Exception | str, remedy: str) -> SaveError:
     """Make the error of a checkpoint that can't be written.
 
     Args:

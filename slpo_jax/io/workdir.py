@@ -228,7 +228,7 @@ class Workdir:
         """Return the files of a data set, of a row, or without one the last row's that lie in `eval` itself."""
         return SetFiles(self.eval / row, name)
 
-    def evaluated(self) -> list[tuple[str, str]]:
+    def list_evaluated(self) -> list[tuple[str, str]]:
         """List (row, data set) of all evaluations, by name; their records may be gone."""
         # An evaluation has left records, or at least what they were made of.
         found = set[tuple[str, str]]()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.layers import float_product, kept
+from slpo_jax.models.layers import float_product, save_for_backward
 from slpo_jax.models.xla_cpu import after
 
 # The scores that are computed at once: 2 GiB, for each of the passes that a vmap makes.
@@ -208,7 +208,7 @@ def _attend_forward(
     slots: Slots,
     masks: tuple[jax.Array, ...],
 ):
-    outputs = kept(
+    outputs = save_for_backward(
         _map_heads(
             functools.partial(_outputs, masks),
             slots,

@@ -26,7 +26,7 @@ from slpo_jax.models.packing import Packing
 from slpo_jax.models.xla_cpu import remat_but
 
 LAYERS = "layers"
-"""The parameters of all blocks in one tree, see `Backbone.stacked`."""
+"""The parameters of all blocks in one tree, see `Backbone.stack`."""
 
 
 @struct.dataclass
@@ -185,7 +185,7 @@ class Backbone(nn.Module):
     block_type: ClassVar[type[Block]]
 
     @staticmethod
-    def stacked(params: Mapping[str, Any]) -> dict[str, Any]:
+    def stack(params: Mapping[str, Any]) -> dict[str, Any]:
         """Stack parameters as a loop over layers reads them: those of all blocks as one, `LAYERS`, the layers first."""
         # The names of blocks end with their layer, as in h_3 or layers_3.
         blocks = {}
@@ -363,7 +363,7 @@ class Backbone(nn.Module):
     def _run_loop(self, x_BLD, context: Context, at_B, last: int):
         """Run a loop over one block, compiled once, as `_run_one_by_one`; the last block runs at all positions."""
         block = self.block_type(self.config, 0, parent=None)
-        params = self.stacked(self.variables["params"])[LAYERS]
+        params = self.stack(self.variables["params"])[LAYERS]
 
         def run_layer(x_BLD, layer):
             number, params, slots = layer

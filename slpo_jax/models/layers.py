@@ -23,7 +23,7 @@ SITE_NUMBERS = 3
 """The numbers of a layer's sites. One is spare: the numbers decide the masks, so they never change."""
 
 
-def kept(tree: Any) -> Any:
+def save_for_backward(tree: Any) -> Any:
     """Mark arrays that a backward pass gets from a block's forward pass, while it recomputes all others."""
     return jax.tree.map(lambda x: checkpoint_name(x, KEPT), tree)
 
@@ -180,11 +180,11 @@ def _rows_by_kernel(x, kernel, *_, **__) -> jax.Array:
         x.reshape(-1, width),
         kernel,
     )
-    return kept(out_NV.reshape(*leading, out_NV.shape[-1]))
+    return save_for_backward(out_NV.reshape(*leading, out_NV.shape[-1]))
 
 
 def _kept_dot_general(*args, **kwargs) -> jax.Array:
-    return kept(jax.lax.dot_general(*args, **kwargs))
+    return save_for_backward(jax.lax.dot_general(*args, **kwargs))
 
 
 def dense(

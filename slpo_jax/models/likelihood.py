@@ -217,7 +217,9 @@ class _Order(NamedTuple):
         x_N = x_CR.reshape(-1, *x_CR.shape[2:])
         return x_N[jnp.argsort(self.order_N)]
 
-    def over_used(self, function: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+    def loop_over_used(
+        self, function: Callable[[jax.Array, Any], Any], carry: Any
+    ) -> Any:
         """Run function(chunk, carry) -> carry for one used chunk after the other."""
 
         def goes_on(state):
@@ -310,7 +312,7 @@ def _in_tiles_forward(
         return {name: carry[name].at[c].set(x_R) for name, x_R in tile.items()}
 
     def read_columns(columns, carry):
-        return order.over_used(functools.partial(read_tile, columns), carry)
+        return order.loop_over_used(functools.partial(read_tile, columns), carry)
 
     # All used chunks are read under one part of the vocabulary before the next part is.
     nothing_CR = jnp.full(tokens_CR.shape, -jnp.inf)
@@ -358,7 +360,7 @@ def _in_tiles_backward(likeliest: bool, impossible: tuple[int, ...], residuals, 
     def add_columns(columns, gradients):
         of_hidden_CRD, of_head_VD = gradients
         zeros_ED = jnp.zeros(columns.head_ED.shape)
-        of_hidden_CRD, of_head_ED = order.over_used(
+        of_hidden_CRD, of_head_ED = order.loop_over_used(
             functools.partial(add_tile, columns), (of_hidden_CRD, zeros_ED)
         )
         # Columns of the part before, which the last part may have too, have 0 here.

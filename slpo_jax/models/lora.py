@@ -196,8 +196,8 @@ def without_adapter(
     reasoner = parts[REASONER]
     backbone = reasoner["backbone"]
     if apart:
-        backbone = Backbone.stacked(backbone)
-        adapters = Backbone.stacked(adapters)
+        backbone = Backbone.stack(backbone)
+        adapters = Backbone.stack(adapters)
     merged = merge(backbone, adapters, scale, apart)
 
     # Put the trained tokens' rows into the vocabulary's tables.
@@ -214,9 +214,9 @@ def merging(reasoner: Reasoner, scale: float) -> Reasoner:
         scale: alpha / rank.
     """
 
-    def stacked(params: Tree) -> Tree:
+    def stack(params: Tree) -> Tree:
         if ADAPTER in params:
             params = without_adapter(params, scale, reasoner.config.scan_layers)
-        return reasoner.stacked(params)
+        return reasoner.stack(params)
 
-    return dataclasses.replace(reasoner, stacked=stacked)
+    return dataclasses.replace(reasoner, stack=stack)

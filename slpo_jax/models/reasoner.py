@@ -106,7 +106,7 @@ class Reasoner:
         logits_of: (params, hidden_BLD, tokens_M) -> float32 [B, L, M], of a few tokens.
         log_probs: (params, hidden_BLD, tokens_BL, asked_BL, likeliest) -> (float32 [B, L], int [B, L] or None); see
             `models.likelihood.token_log_probs`.
-        stacked: params -> params as programs read them; where layers are a loop, those of all layers as one, once a
+        stack: params -> params as programs read them; where layers are a loop, those of all layers as one, once a
             program and not in each pass. Their gradient is that of the given ones.
         cast: params -> params as loops without a gradient read them; see `_cast`.
         empty_cache: (rows, slots) -> KVCache.
@@ -123,7 +123,7 @@ class Reasoner:
     logits: Callable[[Params, jax.Array], jax.Array]
     logits_of: Callable[[Params, jax.Array, jax.Array], jax.Array]
     log_probs: Callable[..., tuple[jax.Array, jax.Array | None]]
-    stacked: Callable[[Params], Params]
+    stack: Callable[[Params], Params]
     cast: Callable[[Params], Params]
     empty_cache: Callable[[int, int], KVCache]
     law: Callable[[Params, jax.Array], LatentLaw] | None = None
@@ -147,7 +147,7 @@ class Reasoner:
             logits_of=reads(part, self.logits_of),
             log_probs=reads(part, self.log_probs),
             law=None if self.law is None else reads(part, self.law),
-            stacked=writes(part, self.stacked),
+            stack=writes(part, self.stack),
             cast=writes(part, self.cast),
         )
 
@@ -166,11 +166,11 @@ class Reasoner:
 def _stack(config: BackboneConfig, params: Params) -> Params:
     if not config.scan_layers:
         return params
-    return {**params, BACKBONE: Backbone.stacked(params[BACKBONE])}
+    return {**params, BACKBONE: Backbone.stack(params[BACKBONE])}
 
 
 def _cast(config: BackboneConfig, params: Params) -> Params:
-    """Stack as `Reasoner.stacked`, and cast matrices to the activations' type, as every use takes them: once."""
+    """Stack as `Reasoner.stack`, and cast matrices to the activations' type, as every use takes them: once."""
 
     def cast(tree: Params, axes: int) -> Params:
         """Cast the arrays that have at least this number of axes."""
@@ -225,7 +225,7 @@ def as_functions(module: LatentReasoner) -> Reasoner:
         logits_of=of_backbone("logits_of"),
         log_probs=of_backbone("log_probs"),
         transition=method("transition"),
-        stacked=functools.partial(_stack, config),
+        stack=functools.partial(_stack, config),
         cast=functools.partial(_cast, config),
         empty_cache=module.backbone.empty_cache,
         law=method("law") if hasattr(module, "law") else None,

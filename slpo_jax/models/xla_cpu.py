@@ -139,11 +139,11 @@ def summed_last(x: jax.Array, axes: str) -> tuple[jax.Array, str]:
     if not on_cpu():
         return x, axes
     swapped = axes[-1] + axes[-2]
-    return cpu_transposed(x), axes[:-2] + swapped
+    return cpu_transpose(x), axes[:-2] + swapped
 
 
 @jax.named_scope("cpu_transposed")
-def cpu_transposed(x: jax.Array) -> jax.Array:
+def cpu_transpose(x: jax.Array) -> jax.Array:
     """Return [.., N, D] -> [.., D, N], laid out in that order, in two copies, each of whole blocks of columns.
 
     XLA:CPU folds the transpose that a sum over N needs into the product, which it then doesn't multiply natively in

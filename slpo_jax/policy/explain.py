@@ -93,7 +93,7 @@ def explain(
     )
 
     # The decoder then answers as a policy without an end marker does, token by token.
-    greedy = policy.without_noise().having(
+    greedy = policy.without_noise().with_config(
         closing_ids=(),
         banned_ids=(),
         answer_slots=slots,

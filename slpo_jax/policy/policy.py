@@ -92,14 +92,14 @@ class Policy:
         """Count the trajectories in a row of a scoring pass, of a prompt's G."""
         return group if self.layout == "packed" else 1
 
-    def having(self, **changes) -> "Policy":
+    def with_config(self, **changes) -> "Policy":
         """Return the policy with changes of its `RolloutConfig`."""
         config = dataclasses.replace(self.config, **changes)
         return dataclasses.replace(self, config=config)
 
     def without_noise(self) -> "Policy":
         """Return the deterministic policy: no dropout, no noise of the latent policy's, and greedy answers."""
-        return self.having(
+        return self.with_config(
             dropout_rate=0.0,
             latent_policy_noise=False,
             temperature=0.0,

@@ -425,7 +425,7 @@ def replay(
         says=None,
     )
     by_length = dataclasses.replace(
-        policy.having(stopping="length"),
+        policy.with_config(stopping="length"),
         latent_policy=latent_policy,
     )
     thought, prefix = think(

@@ -245,7 +245,7 @@ def beam_search(
     width = beams * candidates
     keys_N = noise.rollout_keys(key, index_B, width)
     rule_N = jnp.repeat(rule_B, width)
-    fixed = policy.having(stopping="length")
+    fixed = policy.with_config(stopping="length")
 
     def draw_step(thoughts, ended_N, step):
         """Add a latent to the thoughts that have not ended, and return whether they have now."""

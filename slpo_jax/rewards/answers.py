@@ -14,9 +14,9 @@ from slpo_jax.rewards.equivalence import are_equivalent
 from slpo_jax.rewards.texts import (
     LETTERS,
     bases,
-    compared,
     last_boxed,
     letter,
+    normalise_text,
     number_and_unit,
     said_choice,
     said_text,
@@ -298,7 +298,7 @@ STYLES: dict[AnswerStyle, Style] = {
     ),
     "texts": Style(
         lambda text: said_text(text) or None,
-        compared,
+        normalise_text,
         "texts, read after the last mark",
         "nothing after its mark",
         kind="texts",

@@ -262,7 +262,7 @@ def asked_of(
     calls = calls_of(function, problems, completions, apart=processes is not None)
     name = name or name_of(function)
     if processes is None:
-        values = [_called(function, arguments) for arguments in calls]
+        values = [_call(function, arguments) for arguments in calls]
     else:
         try:
             values = processes.ask(calls)
@@ -287,7 +287,7 @@ def asked_of(
     return verdicts
 
 
-def _called(function: Function, arguments: dict[str, Any]) -> Any:
+def _call(function: Function, arguments: dict[str, Any]) -> Any:
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:
@@ -317,14 +317,14 @@ def verdicts_of(
         if isinstance(value, Failed):
             values += [value] * size
         else:
-            values += _listed(name, value, size) if is_batched else [value]
+            values += _check_verdicts(name, value, size) if is_batched else [value]
     return [
         _number(name, value, problem)
         for value, problem in zip(values, problems, strict=True)
     ]
 
 
-def _listed(name: str, values: Any, expected: int) -> list[Any]:
+def _check_verdicts(name: str, values: Any, expected: int) -> list[Any]:
     """Check the verdicts of a function of many completions, and list them."""
     try:
         count = None if isinstance(values, str | Mapping) else len(values)

@@ -75,7 +75,7 @@ class Processes:
         quiet: bool = False,
     ):
         limits = limits or Limits()
-        self._start = (sent(function), limits, quiet)
+        self._start = (pickle_function(function), limits, quiet)
         self._most = most
         self._per_process = per_process
         self._limits = limits
@@ -93,7 +93,9 @@ class Processes:
         with ThreadPoolExecutor(max(most, 1)) as threads:
             try:
                 return list(
-                    threads.map(lambda request: self._asked(request, stopped), requests)
+                    threads.map(
+                        lambda request: self._ask_again(request, stopped), requests
+                    )
                 )
             except BaseException:
                 # Ctrl-C, for one: nobody is to wait for what is under way
@@ -101,7 +103,7 @@ class Processes:
                 _end(self._all)
                 raise
 
-    def _asked(self, request: dict[str, Any], stopped: list[bool]) -> Any:
+    def _ask_again(self, request: dict[str, Any], stopped: list[bool]) -> Any:
         """Ask once, and again where the process ends by something else than its limits, maybe by another's fault."""
         answer: Any = Failed("it was interrupted")
         for worker in self._workers():
@@ -211,7 +213,7 @@ def _path() -> list[str]:
     ]
 
 
-def sent(function: Callable[..., Any]) -> bytes:
+def pickle_function(function: Callable[..., Any]) -> bytes:
     """Pickle a function: by name where that can be imported, else its code and whatever it names.
 
     Raises:

@@ -40,7 +40,7 @@ from slpo_jax.rewards.verifier import (
     ON_DEVICE,
     Judge,
     is_end,
-    judged,
+    judge_completions,
     padded_table,
     text_table,
 )
@@ -189,7 +189,7 @@ class Reward:
         if self._device is not None:
             table_VL = self._device.table(token_bytes)
             judge = self._device.judge
-            self.on_device = lambda tokens_NA, references_NR: judged(
+            self.on_device = lambda tokens_NA, references_NR: judge_completions(
                 table_VL,
                 jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA),
                 references_NR,
@@ -261,11 +261,11 @@ class Reward:
         return any(entry.needs_answer for entry in self.entries.values())
 
     def width(self, problems: Iterable[ProblemLike]) -> int:
-        """Return R, the bytes that `encoded` needs for these problems, at least 1."""
+        """Return R, the bytes that `encode` needs for these problems, at least 1."""
         assert self._device is not None
         return max(1, max(len(self._device.encode(problem)) for problem in problems))
 
-    def encoded(self, problems: Sequence[ProblemLike], width: int) -> np.ndarray:
+    def encode(self, problems: Sequence[ProblemLike], width: int) -> np.ndarray:
         """Encode B problems for `on_device`: uint8 [B, R], 0 behind them.
 
         Args:
@@ -280,7 +280,7 @@ class Reward:
         self, tokens_NA: np.ndarray, problems: Sequence[ProblemLike]
     ) -> np.ndarray:
         """Return the rewards of N completions, float32 [N]."""
-        return self.judged([self.read(tokens) for tokens in tokens_NA], problems).total
+        return self.judge([self.read(tokens) for tokens in tokens_NA], problems).total
 
     def read(self, tokens_A: np.ndarray, latents: int = 0) -> Reading:
         """Read a completion, each distinct one once. Ids below 0 are no tokens.
@@ -299,7 +299,7 @@ class Reward:
         ids = ids[: completion.tokens]
         return Reading(ids, completion.text, answer, not completion.ended)
 
-    def judged(
+    def judge(
         self,
         readings: Sequence[Reading],
         problems: Sequence[ProblemLike],
@@ -322,7 +322,7 @@ class Reward:
         decided = np.zeros(count, bool)
         right = np.zeros(count, bool)
         for name in self.entries:
-            verdicts = self._asked(name, readings, problems, right)
+            verdicts = self._ask(name, readings, problems, right)
             values = _values(verdicts)
             is_given = ~np.isnan(values)
             is_lost = _lost(verdicts, problems)
@@ -345,7 +345,7 @@ class Reward:
         answer = parse_completion(reading.text, self.style)
         return reading._replace(answer=answer, cut=False)
 
-    def _asked(
+    def _ask(
         self,
         name: str,
         readings: Sequence[Reading],
@@ -392,7 +392,7 @@ class Reward:
                     verdicts[place] = verdict
         return verdicts
 
-    def unearned(
+    def find_unearned(
         self, answers: Sequence[Sequence[int]], problems: Sequence[ProblemLike]
     ) -> list[int]:
         """Return places of references that their very text does not earn; none where functions alone say what is right.
@@ -432,7 +432,7 @@ class Reward:
         for name in self.entries:
             if not open_.any():
                 break
-            verdicts = self._asked(name, readings, problems, right)
+            verdicts = self._ask(name, readings, problems, right)
             right |= open_ & (_values(verdicts) >= 1)
             open_ &= np.array([verdict is None for verdict in verdicts], bool)
         return right.tolist()

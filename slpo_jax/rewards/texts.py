@@ -56,7 +56,7 @@ _CHOICE = re.compile(
 
 def normal_text(text: str) -> str:
     """Remove what makes no difference at an answer's ends and in its white space."""
-    return _spaced(text).lstrip(BESIDE).rstrip(BESIDE + ".")
+    return _with_spaces(text).lstrip(BESIDE).rstrip(BESIDE + ".")
 
 
 def said_text(text: str) -> str:
@@ -89,7 +89,7 @@ def said_choice(text: str) -> str | None:
     last = None
     behind = None
     is_behind = False
-    for match in _CHOICE.finditer(_spaced(text.replace("\u2019", "'"))):
+    for match in _CHOICE.finditer(_with_spaces(text.replace("\u2019", "'"))):
         letter = match["letter"]
         if letter:
             last = letter
@@ -98,17 +98,17 @@ def said_choice(text: str) -> str | None:
     return behind or last
 
 
-def compared(text: str) -> bytes:
+def normalise_text(text: str) -> bytes:
     """Return an answer's bytes for comparison: equal bytes are equal answers."""
     return normal_text(text).encode(errors="replace").translate(_LOWER)
 
 
-def written(piece: bytes) -> bytes:
+def normalise_bytes(piece: bytes) -> bytes:
     """Normalise bytes for comparison: white space as one space, and ASCII letters in lower case."""
     return re.sub(rb"[ \t\n\r\v\f]+", b" ", piece.replace(b"\0", b"")).translate(_LOWER)
 
 
-def _spaced(text: str) -> str:
+def _with_spaces(text: str) -> str:
     return re.sub(r"[ \t\n\r\v\f]+", " ", text.replace("\0", ""))
 
 

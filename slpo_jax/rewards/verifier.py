@@ -22,7 +22,7 @@ from slpo_jax.rewards.texts import (
     FOLLOWING,
     LETTERS,
     MARKS,
-    written,
+    normalise_bytes,
 )
 
 # The bytes that answers are told by.
@@ -236,7 +236,7 @@ Judge = Callable[[jax.Array, jax.Array], jax.Array]
 """(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
 
 
-def judged(
+def judge_completions(
     table_VL,
     tokens_BA: jax.Array,
     references_BR: jax.Array,
@@ -264,7 +264,7 @@ def judged(
 
 def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
     """Build the table that `is_text` reads tokens with; as `byte_table`."""
-    return padded_table(list(map(written, token_bytes)))
+    return padded_table(list(map(normalise_bytes, token_bytes)))
 
 
 def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:

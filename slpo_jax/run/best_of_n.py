@@ -58,7 +58,9 @@ def train(stage: Stage) -> None:
     config = stage.settings
     mesh = experiment.mesh
     stopping = "threshold" if experiment.config.gate.enabled else "length"
-    policy = experiment.policy.having(stopping=stopping, temperature=config.temperature)
+    policy = experiment.policy.with_config(
+        stopping=stopping, temperature=config.temperature
+    )
 
     # The start draws and chooses, with the same noise whenever a problem comes; the state learns what was chosen.
     start = stage_params(stage.start)

@@ -263,7 +263,9 @@ class _Evaluation:
             if config.save_latents:
                 needed.append(files.latents.name)
             cache = RolloutCache(files.partial, what)
-            if not hosts.decided(artifact.is_current(files.manifest, facts, needed)):
+            if not hosts.broadcast_flag(
+                artifact.is_current(files.manifest, facts, needed)
+            ):
                 self._say_changed(name, artifact.read(files.manifest), facts)
                 if what not in self._done:
                     self._evaluate(row, files, cache)
@@ -280,7 +282,7 @@ class _Evaluation:
                 continue
             count = min(config.probed, facts["problems"])
             probed = artifact.value_of(files.thoughts, what) or ()
-            if count and not hosts.decided(len(probed) == count):
+            if count and not hosts.broadcast_flag(len(probed) == count):
                 self._probe(row, files, what, count)
         return row
 
@@ -302,7 +304,7 @@ class _Evaluation:
         facts["rows"] = {}
         for row in report_rows:
             facts["rows"][row.name] = [row.checkpoint, row.evaluation]
-        if hosts.decided(artifact.is_current(run.workdir.times, facts)):
+        if hosts.broadcast_flag(artifact.is_current(run.workdir.times, facts)):
             return
         begin(f"evaluate: milliseconds an answer on {largest}")
         times = dict[str, float]()
@@ -364,7 +366,9 @@ class _Evaluation:
         sweep: Mapping[str, Any] = {}
         if before and before.selected_for == what:
             sweep = before.sweep
-        if not hosts.agreed(bool(sweep), self._run.workdir.row_facts(row.name)):
+        if not hosts.all_processes_agree(
+            bool(sweep), self._run.workdir.row_facts(row.name)
+        ):
             sweep = self._sweep(row, what) | {"problems": valid["problems"]}
         return dataclasses.replace(
             row,
@@ -383,7 +387,7 @@ class _Evaluation:
         ascending = sorted(row.rules)
         accuracies = {}
         for rule in ascending:
-            rollouts = cache.having(f"rule {rule}")
+            rollouts = cache.for_pass(f"rule {rule}")
             accuracies[str(rule)] = validation_accuracy(
                 self._run, params, row.stopping, rule, rollouts
             )
@@ -412,7 +416,7 @@ class _Evaluation:
 
         kind = "greedy with latents" if config.save_latents else "greedy"
         greedy = evaluate(
-            keep_latents=config.save_latents, label=label, cache=cache.having(kind)
+            keep_latents=config.save_latents, label=label, cache=cache.for_pass(kind)
         )
         sampled = {}
         for seed in range(config.used_seeds):
@@ -420,7 +424,7 @@ class _Evaluation:
             sampled[seed] = evaluate(
                 seed=seed,
                 label=f"{label}, {kind}",
-                cache=cache.having(kind),
+                cache=cache.for_pass(kind),
                 samples=config.samples,
             )
         searched = {}
@@ -429,7 +433,7 @@ class _Evaluation:
             searched[seed] = evaluate(
                 seed=seed,
                 label=f"{label}, {kind}",
-                cache=cache.having(kind),
+                cache=cache.for_pass(kind),
                 searched=True,
             )
 

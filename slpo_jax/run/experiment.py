@@ -12,7 +12,7 @@ from slpo_jax.checkpoints.identity import Identity, identify
 from slpo_jax.checkpoints.saved_config import differences, say_differences
 from slpo_jax.config.config import Config, own_latents, rl_of
 from slpo_jax.config.keys import flat_values, rollout_settings
-from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.overrides import merge_settings, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, check_utf8, flatten
@@ -25,14 +25,14 @@ from slpo_jax.stages import (
     CONTROL,
     EVALUATE,
     IMITATE,
+    IMITATE_SCRATCH,
     LATENT_RM,
     NO_THOUGHT,
     RL,
-    UNFINISHED,
     USUAL_START,
     Section,
     section_of,
-    wanted,
+    wanted_stages,
 )
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
@@ -55,7 +55,7 @@ class Experiment(Setup):
     @property
     def wanted(self) -> list["Stage"]:
         """The stages that the config asks for, in the order in which they are trained."""
-        return [self.stage(name) for name in wanted(self.config)]
+        return [self.stage(name) for name in wanted_stages(self.config)]
 
     @property
     def left(self) -> list["Stage"]:
@@ -157,7 +157,7 @@ class Stage:
             self.section == RL and self.name in config.objective
         ):  # else the config doesn't know what left it
             after = config.objective[self.name].after
-        goes_on = self.name in (CONTROL, UNFINISHED[CONTROL])
+        goes_on = self.name in (CONTROL, IMITATE_SCRATCH[CONTROL])
         usual = {IMITATE: (IMITATE,) if goes_on else (), COLD_START: (IMITATE,)}.get(
             self.section, USUAL_START
         )
@@ -183,7 +183,7 @@ def build(config: Config, workdir: Path) -> Experiment:
     identity = None
     if config.init:
         identity = identify(config.init, config.base, config.lora_alpha)
-        config = changed(config, {"init": identity.source})
+        config = merge_settings(config, {"init": identity.source})
     lines = _used_otherwise(config, identity, paths)
     if config.base and not (identity and identity.base):
         why = (

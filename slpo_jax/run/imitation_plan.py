@@ -140,13 +140,13 @@ def check_no_thought(setup: Setup, recipe: Recipe, phases: list[Phase]) -> None:
         recipe: of *no latents*.
         phases: its own.
     """
-    if recipe.ends_apart:
+    if recipe.has_extra_parameters:
         raise UserError(
             "config.imitate.no_thought: True, which trains the whole reasoner, but lora.rank trains adapters; set it "
             "to False, or leave that out"
         )
     thinking = setup.recipe
-    if not thinking.ends_apart:
+    if not thinking.has_extra_parameters:
         return
     steps = thinking.phases(setup.demos, setup.config.max_latents)[-1].end
     if steps != phases[-1].end:

@@ -72,10 +72,10 @@ def labelling(setup: Setup) -> tuple[Policy, float | int]:
     settings = config.latent_rm
     policy = setup.policy
     if settings.dropout is not None:
-        policy = policy.having(dropout_rate=settings.dropout)
+        policy = policy.with_config(dropout_rate=settings.dropout)
     if config.gate.enabled:
-        return policy.having(stopping="threshold"), settings.threshold
-    return policy.having(stopping="length"), config.max_latents
+        return policy.with_config(stopping="threshold"), settings.threshold
+    return policy.with_config(stopping="length"), config.max_latents
 
 
 def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
@@ -150,12 +150,12 @@ def labels_of(stage: Stage, params: Params) -> Labels:
         arrays = artifact.read_arrays(path, facts)
         if path.exists() and arrays is None:
             logging.warning("%s: is damaged; its labels are made again", path)
-        if not hosts.agreed(arrays is not None, path):
+        if not hosts.all_processes_agree(arrays is not None, path):
             arrays = make(indices, real)
             artifact.write_arrays(path, facts, arrays)
         return arrays or {}
 
-    labels = _concatenated("labels", count, make.size, labels_for)
+    labels = _concatenate("labels", count, make.size, labels_for)
     if not len(labels.problems):
         raise UserError(
             f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; "
@@ -176,7 +176,7 @@ def judged_thoughts(setup: Setup, params: Params) -> Labels:
     make = _Maker(setup, params, valid, 1)
 
     def judged(_: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
-        thoughts, right_BN = make.judged(indices)
+        thoughts, right_BN = make.judge(indices)
         shape_BNT = thoughts["latents"].shape[:3]
         shares_BNT = np.broadcast_to(right_BN[..., None], shape_BNT)
         return {
@@ -187,10 +187,10 @@ def judged_thoughts(setup: Setup, params: Params) -> Labels:
         }
 
     count = min(setup.config.evaluate.limit or len(valid), len(valid))
-    return _concatenated("validation", count, make.size, judged)
+    return _concatenate("validation", count, make.size, judged)
 
 
-def _concatenated(
+def _concatenate(
     what: str, count: int, size: int, labels_for: Callable[..., dict[str, np.ndarray]]
 ) -> Labels:
     """Join the labels of so many problems, made `size` at a time: (number, indices, which are real) -> arrays."""
@@ -228,7 +228,7 @@ class _Maker:
         self.group = _problems_a_batch(setup, settings.thoughts * settings.completions)
 
         # As published completions' answers have noise too.
-        everywhere = policy.having(dropout_where="all")
+        everywhere = policy.with_config(dropout_where="all")
 
         def think(params, batch):
             drawn = draw_thoughts(policy, params, batch, rule, key, settings.thoughts)
@@ -263,11 +263,11 @@ class _Maker:
 
         def run(inputs):
             results = program(self.params, shard_rows(inputs, mesh))
-            return jax.tree.map(hosts.whole, results)
+            return jax.tree.map(hosts.gather_to_host, results)
 
         return run
 
-    def judged(self, indices: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+    def judge(self, indices: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
         """Return what was thought of each problem, arrays [B, n, ..], and whether its answers are right, [B, n]."""
         thoughts = self.think(self._batch(indices))
         by_problem = jax.tree.map(
@@ -278,7 +278,7 @@ class _Maker:
 
     def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         # Labels tell a problem's thoughts apart, so that it has to have right and wrong ones.
-        by_problem, right_BN = self.judged(indices)
+        by_problem, right_BN = self.judge(indices)
         mixed = np.flatnonzero(real & right_BN.any(axis=1) & ~right_BN.all(axis=1))
 
         # The share of right completions from each beginning of each thought.
@@ -371,7 +371,7 @@ def _accuracy(setup: Setup, thoughts: Labels) -> Callable[[Params], float]:
         right = []
         for rows, real in padded_chunks(count, size):
             batch = _batch(setup, setup.valid, thoughts, rows)
-            best_B = hosts.whole(scores_of(params, batch)).argmax(axis=1)
+            best_B = hosts.gather_to_host(scores_of(params, batch)).argmax(axis=1)
             right.append(thoughts.shares[rows, best_B, -1][real])
         return float(np.concatenate(right).mean())
 

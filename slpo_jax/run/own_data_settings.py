@@ -14,7 +14,7 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.checkpoints.saved_config import config_of, stated_settings
 from slpo_jax.config.config import Config
-from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.overrides import merge_settings, values
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.dataset_rows import NoSplit, is_saved_alone, open_splits, part_of
 from slpo_jax.data.generated import task_of
@@ -57,7 +57,7 @@ def derived_settings(config: Config, keys: Iterable[str]) -> tuple[Config, list[
         left = {key: value for key, value in choice.values.items() if key not in given}
         if left:
             lines.append(str(choice._replace(values=left)))
-        return changed(config, left)
+        return merge_settings(config, left)
 
     # First the sets, and how their answers are read.
     data = config.data
@@ -68,7 +68,7 @@ def derived_settings(config: Config, keys: Iterable[str]) -> tuple[Config, list[
     # Then the model to start from: the base, or a small one whose tokens are the data's words, or bytes.
     words = 0
     if config.init:
-        config = changed(config, {"init": newest_checkpoint(config.init)})
+        config = merge_settings(config, {"init": newest_checkpoint(config.init)})
     elif not config.tokenizer:
         words = few_words(problems, architecture_of(config.reasoner).needs_words)
     with contextlib.ExitStack() as quiet:
@@ -134,13 +134,13 @@ def _find_start(
     }
     if not config.init:
         start["tokenizer"] = config.tokenizer or (WORDS if words else BYTES)
-        settings = changed(config, start, quiet)
+        settings = merge_settings(config, start, quiet)
         return start, find_checkpoint(settings, None, lambda: learned_from(settings)), 0
     # A base says itself which reasoner it is, unless the user does.
     identity = identify(config.init, config.base, config.lora_alpha)
     if not is_named:
         start["reasoner"] = identity.reasoner
-    checkpoint = find_checkpoint(changed(config, start, quiet), identity)
+    checkpoint = find_checkpoint(merge_settings(config, start, quiet), identity)
     architecture = checkpoint.description.architecture
     if not architecture.has_latents and not is_named:
         raise UserError(

@@ -39,9 +39,9 @@ from slpo_jax.runtime import hosts
 from slpo_jax.stages import (
     CONTROL,
     IMITATE,
+    IMITATE_SCRATCH,
     NO_THOUGHT,
     SECTIONS,
-    UNFINISHED,
     section_of,
 )
 from slpo_jax.training.recipes import ImitateSettings
@@ -90,7 +90,7 @@ def bound_settings(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
             bound[key] = value
     if name == NO_THOUGHT:  # which has no latents after which to stop
         bound["imitate.gate_weight"] = 0.0
-    if name in (CONTROL, UNFINISHED[CONTROL]):  # which goes on for as many steps
+    if name in (CONTROL, IMITATE_SCRATCH[CONTROL]):  # which goes on for as many steps
         bound["rl.steps"] = settings["rl.steps"]
         bound["imitate.control_rate"] = settings["imitate.control_rate"]
     return bound
@@ -174,9 +174,9 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
     folder = stage.folder
     config = values(stage_config(experiment.config, stage.name))
     # A stage that isn't finished may have begun with parts of its recipe's own, in a folder of their own.
-    if stage.name in UNFINISHED and not folder.is_finished:
-        scratch = experiment.stage(UNFINISHED[stage.name])
-        ensure_manifest(scratch, write and experiment.recipe.ends_apart)
+    if stage.name in IMITATE_SCRATCH and not folder.is_finished:
+        scratch = experiment.stage(IMITATE_SCRATCH[stage.name])
+        ensure_manifest(scratch, write and experiment.recipe.has_extra_parameters)
     # Without a first checkpoint there is nothing that binds this run.
     if not folder.steps:
         if write:
@@ -272,7 +272,7 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     # All processes read the parameters, or none: reading them is done together.
     path_of_digest = stage.experiment.workdir.digest(stage.name)
     digest_before = artifact.value_of(path_of_digest, state)
-    if hosts.agreed(digest_before is not None, path_of_digest):
+    if hosts.all_processes_agree(digest_before is not None, path_of_digest):
         return digest_before
     digest_now = params_digest(load())
     artifact.write(path_of_digest, state, digest_now)
@@ -285,7 +285,7 @@ def _check_settings(stage: Stage) -> None:
     inputs = stage.folder.read_inputs()
     then = bound_settings(flatten(stage.folder.read_config()), stage.name)
     now = settings_of(config, stage.name)
-    names = {unfinished: name for name, unfinished in UNFINISHED.items()}
+    names = {unfinished: name for name, unfinished in IMITATE_SCRATCH.items()}
     owner = f"{stage.experiment.workdir}'s stage {names.get(stage.name, stage.name)}"
     # Files go before settings, which may have been chosen from them.
     digests = _digest_files(config)

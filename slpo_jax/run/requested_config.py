@@ -7,8 +7,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.config.config import Config
-from slpo_jax.config.overrides import changed
-from slpo_jax.config.registry import read_config_file, shipped
+from slpo_jax.config.overrides import merge_settings
+from slpo_jax.config.registry import list_shipped, read_config_file
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.run.own_data_settings import KEYS, derived_settings
@@ -63,10 +63,10 @@ def requested_config(
         )
     file = read_config_file(start) if start and isinstance(start, str) else start
     # Lay files and changes over the config. Without one the least number of latents follows from the most.
-    config = changed(Config(), file or {"min_latents": 1}, files, changes)
+    config = merge_settings(Config(), file or {"min_latents": 1}, files, changes)
     if not start and not config.data.train:
         raise UserError(
-            f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE"
+            f"--config: not given; give one of {', '.join(list_shipped())}, a file, or --train=FILE"
         )
     config = cut(config) if cut else config
     # Without a config the data and the base model say what else is chosen.

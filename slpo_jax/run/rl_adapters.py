@@ -50,7 +50,7 @@ def trained_parts(setup: Setup, params: Params) -> tuple[str, ...]:
     return (ADAPTER, *(name for name in names if name != REASONER))
 
 
-def merged(setup: Setup, params: Params) -> Params:
+def merge_adapter(setup: Setup, params: Params) -> Params:
     """Return all parts but ADAPTER, if there is one, with that merged, laid out as a state's."""
     if ADAPTER not in params:
         return params
@@ -72,7 +72,7 @@ def leave_merged(stage: Stage, state: TrainState) -> None:
     )
     is_folder = stage.start.name or (config.init and base.exists())
     base_name = str(base.absolute()) if is_folder else config.init
-    adapters = jax.tree.map(hosts.whole, state.params[ADAPTER]["lora"])
+    adapters = jax.tree.map(hosts.gather_to_host, state.params[ADAPTER]["lora"])
     if hosts.is_first():
         shutil.rmtree(stage.folder.adapters, ignore_errors=True)
         with whole_folder(stage.folder.adapters) as folder:
@@ -87,7 +87,7 @@ def leave_merged(stage: Stage, state: TrainState) -> None:
     # The last checkpoint then has a reasoner like every other stage's.
     checkpoints = StageCheckpoints(stage.folder.path)
     whole = dataclasses.replace(
-        state, params=merged(experiment, state.params), opt_state=()
+        state, params=merge_adapter(experiment, state.params), opt_state=()
     )
     checkpoints.save(whole, replace=True)
     checkpoints.close()

@@ -12,7 +12,7 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.chat import PromptConfig
-from slpo_jax.data.templates import Ids, listed
+from slpo_jax.data.templates import Ids, list_words
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.rewards.functions import GIVEN, names_of
 from slpo_jax.rewards.reward import Reading, Reward
@@ -125,7 +125,9 @@ def check_batch(config: Config, section: str, devices: int) -> None:
         )
 
 
-def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedProblems:
+def drop_unverifiable(
+    problems: EncodedProblems, where: str, judge: Reward
+) -> EncodedProblems:
     """Keep the problems whose reference earns what it should, in the text in which it is taught; count others.
 
     Those with words that the tokenizer doesn't know stay: they count as wrong, as `say_unknown` says.
@@ -134,7 +136,7 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
         UserError: there is none.
     """
     unknown = problems.template.tokenizer.unk_token_id
-    unearned = judge.unearned(problems.answers, problems.problems)
+    unearned = judge.find_unearned(problems.answers, problems.problems)
     places = [i for i in unearned if unknown not in problems.answers[i]]
     if not places:
         return problems
@@ -203,7 +205,7 @@ def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
             text = encoded.template.answer_text(problem.answer)
         ids = list(encoded.answers[place])
         readings.append(Reading(ids, text, None, cut=False))
-    failed = judge.judged(readings, tried).failed
+    failed = judge.judge(readings, tried).failed
     # Of several rewards, one may be of other problems.
     if failed.all() and len(judge.entries) == 1:
         raise UserError(
@@ -281,6 +283,6 @@ def say_unknown(key: str, problems: EncodedProblems, unknown: Counter[str]) -> N
         rows,
         len(problems),
         len(words),
-        listed(words),
+        list_words(words),
         tokenizer.unk_token,
     )

@@ -31,9 +31,9 @@ from slpo_jax.stages import (
     CONTROL,
     EVALUATE,
     IMITATE,
+    IMITATE_SCRATCH,
     LATENT_RM,
     RL,
-    UNFINISHED,
 )
 
 _SCRIPTS: dict[str, Any] = {
@@ -63,7 +63,7 @@ def run_stages(
     experiment = build(config, workdir)
     if hosts.is_first():
         _say_run(experiment)
-    with experiment.workdir.in_use(), hosts.watched(config.stuck_after):
+    with experiment.workdir.in_use(), hosts.watch_processes(config.stuck_after):
         try:
             plans = check_stages(experiment, uncut)
             resolved = values(experiment.config)
@@ -135,13 +135,13 @@ def run_stage(stage: Stage, plan: Any) -> None:
     if not stage.is_done:
         _SCRIPTS[stage.section].train(plan)
     if (
-        stage.name in UNFINISHED and hosts.is_first()
+        stage.name in IMITATE_SCRATCH and hosts.is_first()
     ):  # also what a run left that was killed as soon as it was finished
         control = stage.experiment.stage(CONTROL)
         if (
             control.folder.is_finished or not control.wanted
         ):  # else it goes on from there
-            for unfinished in UNFINISHED.values():
+            for unfinished in IMITATE_SCRATCH.values():
                 shutil.rmtree(
                     stage.experiment.stage(unfinished).folder.path, ignore_errors=True
                 )

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.identity import Identity, NativeCheckpoint
 from slpo_jax.config.config import Config
-from slpo_jax.config.overrides import changed
+from slpo_jax.config.overrides import merge_settings
 from slpo_jax.data.batches import EncodedProblems, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
@@ -42,7 +42,7 @@ from slpo_jax.run.sources import (
 )
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, Layout, device_mesh, replicate
-from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
+from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted_stages
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
 
@@ -148,7 +148,7 @@ class Setup:
         judge = judge or self.reward
         if judges:
             run_checks.check_reward(key, encoded, judge)
-        encoded = run_checks.earnable(encoded, where or key, judge)
+        encoded = run_checks.drop_unverifiable(encoded, where or key, judge)
         # Every problem that is asked for needs room for its prompt and its answer.
         limit = None if trains else self.config.evaluate.limit or None
         places = range(len(encoded))[:limit]
@@ -176,7 +176,7 @@ class Setup:
         if self.reward.on_device is None:
             return None
         width = self.reward.width(self.train.problems)
-        return lambda problems: self.reward.encoded(problems, width)
+        return lambda problems: self.reward.encode(problems, width)
 
     def abstract_params(
         self, stored: Mapping[str, Any] = MappingProxyType({})
@@ -272,7 +272,7 @@ class Setup:
         rate = evaluate.dropout
         if rate is None:
             rate = self.config.dropout.rate
-        policy = self.policy.having(
+        policy = self.policy.with_config(
             answer_slots=answer_slots,
             dropout_rate=rate,
             temperature=evaluate.temperature,
@@ -298,7 +298,7 @@ class Setup:
     ) -> OptimizerConfig:
         """Return `config.SECTION.optimizer`, checked; with `overrides` values instead of some of it."""
         shared = getattr(self.config, section).optimizer
-        return changed(
+        return merge_settings(
             shared,
             overrides,
             key=f"config.{section}.optimizer",
@@ -324,10 +324,10 @@ def assemble(
     # Find what the run starts from.
     finished = workdir.finished_stages() if workdir else []
     read_with = config
-    trains = not finished or not set(wanted(config)) <= set(finished)
+    trains = not finished or not set(wanted_stages(config)) <= set(finished)
     if config.tokenizer == WORDS and workdir and not trains:
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
-        read_with = changed(config, {"tokenizer": str(workdir.reasoner)})
+        read_with = merge_settings(config, {"tokenizer": str(workdir.reasoner)})
     checkpoint = find_checkpoint(read_with, identity, lambda: learned_from(config))
     template = checkpoint.template
     description = checkpoint.description
@@ -341,7 +341,7 @@ def assemble(
         if value is not None:
             shapes[name] = value
     shapes["dtype"] = jnp.dtype(model.dtype).name
-    config = changed(config, {"model": shapes})
+    config = merge_settings(config, {"model": shapes})
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")

@@ -36,7 +36,7 @@ from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import close_stage, note_finished, open_stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
-from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
+from slpo_jax.stages import CONTROL, IMITATE, IMITATE_SCRATCH, NO_THOUGHT
 from slpo_jax.training.loop import AccuracyWindow, StepFn
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.recipes import (
@@ -95,7 +95,9 @@ def prepare(stage: Stage) -> Plan | None:
     recipe, phases, optimizer_configs = plan_phases(experiment, stage.name)
     problems = choose_problems(experiment, recipe, phases)
     imitation = experiment.stage(IMITATE)
-    has_lost_parts = recipe.ends_apart and not running_folder(imitation, recipe).steps
+    has_lost_parts = (
+        recipe.has_extra_parameters and not running_folder(imitation, recipe).steps
+    )
     if stage.name == CONTROL and imitation.folder.is_finished and has_lost_parts:
         raise UserError(
             f"config.imitate.control: True, but {imitation.folder.path} was finished without it, and the parts of "
@@ -112,9 +114,9 @@ def prepare(stage: Stage) -> Plan | None:
 
 def running_folder(stage: Stage, recipe: Recipe) -> StageFolder:
     """Return the folder of a stage's checkpoints while it runs, which have the recipe's own parts beside the others."""
-    if not recipe.ends_apart:
+    if not recipe.has_extra_parameters:
         return stage.folder
-    return stage.experiment.stage(UNFINISHED[stage.name]).folder
+    return stage.experiment.stage(IMITATE_SCRATCH[stage.name]).folder
 
 
 def begin(plan: Plan) -> tuple[TrainState, tuple[str, ...], dict[str, Any]]:
@@ -208,7 +210,7 @@ def train(plan: Plan) -> None:
     def make_step(
         latent_slots: int, changing: tuple[str, ...], optimizer_config: OptimizerConfig
     ) -> StepFn:
-        policy = experiment.policy.having(
+        policy = experiment.policy.with_config(
             max_latents=latent_slots, dropout_rate=config.dropout
         )
         return make_train_step(
@@ -296,7 +298,7 @@ def train(plan: Plan) -> None:
                 say_learned(plan, phase, window, ends)
 
         # Parts of the recipe's own are left out of what others find.
-        if not recipe.ends_apart:
+        if not recipe.has_extra_parameters:
             close_stage(stage, loop, state, to_save(ends))
             return
         loop.finish(state, to_save(ends))

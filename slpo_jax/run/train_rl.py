@@ -21,7 +21,7 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from slpo_jax.config.config import rl_of
-from slpo_jax.config.overrides import changed
+from slpo_jax.config.overrides import merge_settings
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, Params
@@ -31,7 +31,7 @@ from slpo_jax.run.experiment import Stage
 from slpo_jax.run.rl_adapters import (
     fresh_adapters,
     leave_merged,
-    merged,
+    merge_adapter,
     merged_step,
     trained_parts,
 )
@@ -56,11 +56,11 @@ from slpo_jax.training.optimizer import (
     OptimizerConfig,
     make_optimizer,
     make_schedule,
-    scaled,
+    scale_rates,
 )
 from slpo_jax.training.rl_loss import RlConfig, make_improvement, make_loss
 from slpo_jax.training.rl_step import make_filtered_step, make_rollout
-from slpo_jax.training.state import TrainState, copied, init_state, make_train_step
+from slpo_jax.training.state import TrainState, copy_params, init_state, make_train_step
 
 # ---------------------------------------------------------------------------
 # 1. Prepare: every refusal, before any stage begins
@@ -141,7 +141,7 @@ def training_policy(setup: Setup, objective: Objective) -> Policy:
     config = rl_of(setup.config.rl, objective)
     gated = setup.config.gate.enabled
     stopping: Stopping = config.stopping if gated else "length"
-    policy = setup.policy.having(
+    policy = setup.policy.with_config(
         stopping=stopping,
         temperature=config.temperature,
         top_k=config.top_k,
@@ -166,7 +166,7 @@ def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
     """Return `config.rl.optimizer`, with what the objective has of its own instead."""
     rl = rl_of(setup.config.rl, objective)
     updates = rl.steps * objective.updates_per_step
-    return changed(rl.optimizer, key="config.rl.optimizer", total_steps=updates)
+    return merge_settings(rl.optimizer, key="config.rl.optimizer", total_steps=updates)
 
 
 def optimizer_of(
@@ -190,7 +190,7 @@ def optimizer_of(
     factors[LATENT_POLICY] = {}
     for name in trained[LATENT_POLICY]:
         factors[LATENT_POLICY][name] = factor * rates.get(name, 1.0)
-    return scaled(optimizer, factors)
+    return scale_rates(optimizer, factors)
 
 
 # ---------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def train(plan: Plan) -> None:
     reference = None
     if objective.needs_reference:
         trained_params.pop(ADAPTER, None)
-        reference = copied(trained_params, experiment.layout)
+        reference = copy_params(trained_params, experiment.layout)
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, trained_params  # the state has its own
 
@@ -320,7 +320,7 @@ def train(plan: Plan) -> None:
     )
 
     def accuracy(params: Params) -> float:
-        return reasoner_accuracy(experiment, merged(experiment, params))
+        return reasoner_accuracy(experiment, merge_adapter(experiment, params))
 
     # The same command goes on from the newest checkpoint, and computes the same to the bit.
     loop, state, saved = open_stage(stage, state, rl.steps)

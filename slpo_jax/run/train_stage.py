@@ -92,7 +92,7 @@ def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
     """Return the function that tells on the host what completions of the training set's problems earn.
 
     Args:
-        with_truncated: see `Reward.judged`.
+        with_truncated: see `Reward.judge`.
     """
     problems = setup.train.problems
     reward = setup.reward
@@ -105,7 +105,7 @@ def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
             for tokens, latents in zip(tokens_NA, latents_N, strict=True)
         ]
         asked = [problems[index % len(problems)] for index in index_N.tolist()]
-        return reward.judged(readings, asked, with_truncated)
+        return reward.judge(readings, asked, with_truncated)
 
     return earned
 
@@ -175,7 +175,12 @@ def open_stage(
     # All processes go on from the same checkpoint, or begin together.
     saved: dict[str, Any] = {}
     latest = checkpoints.latest_step
-    if hosts.agreed(-1 if latest is None else latest, checkpoints.directory) >= 0:
+    if (
+        hosts.all_processes_agree(
+            -1 if latest is None else latest, checkpoints.directory
+        )
+        >= 0
+    ):
         state, saved = checkpoints.restore(state)
     experiment.log.rewind(stage.name, int(state.step))
 
@@ -287,7 +292,7 @@ class Validation:
 
     def run(self, state: TrainState) -> None:
         """Log the accuracy, and save the state if no earlier one was as accurate."""
-        with self.loop.paused():
+        with self.loop.pause():
             step = int(state.step)
             accuracy = self.accuracy(state.params)
             self.stage.experiment.log.write(

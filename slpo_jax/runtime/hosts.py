@@ -83,14 +83,14 @@ def barrier(name: str) -> None:
         _together().sync_global_devices(name)
 
 
-def decided(flag: bool) -> bool:
+def broadcast_flag(flag: bool) -> bool:
     """Return the first process's `flag`, an answer about files, which might change while another process asks."""
     if _count > 1:
         return bool(_together().broadcast_one_to_all(np.int32(flag)))
     return flag
 
 
-def agreed(number: int, where: object) -> int:
+def all_processes_agree(number: int, where: object) -> int:
     """Return the `number` that the first process found in files that all are to see, 0 for nothing.
 
     Args:
@@ -116,7 +116,7 @@ def any_of(flag: bool) -> bool:
     return flag
 
 
-def whole(array: Any) -> np.ndarray:
+def gather_to_host(array: Any) -> np.ndarray:
     """Return the whole of an array whose rows are spread over the devices of all processes."""
     if _count > 1 and not getattr(array, "is_fully_addressable", True):
         return np.asarray(_together().process_allgather(array, tiled=True))
@@ -124,7 +124,7 @@ def whole(array: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def watched(seconds: float) -> Iterator[None]:
+def watch_processes(seconds: float) -> Iterator[None]:
     """Say which of several processes is stuck, and end them all: jax itself notices only those that are dead.
 
     A process that is alive but gets nowhere leaves the others in a collective that never ends. So a thread of each

@@ -155,14 +155,14 @@ class Layout:
         """Put specs on this mesh."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
-    def pinned(self, tree: Any, specs: Any) -> Any:
+    def pin(self, tree: Any, specs: Any) -> Any:
         """Lay a tree out so, inside jit; where nothing is cut, the compiler may as it likes."""
         if not self.is_sharded:
             return tree
         return jax.lax.with_sharding_constraint(tree, self.shardings(specs))
 
 
-def gathered(params: Any, specs: Any) -> Any:
+def all_gather_params(params: Any, specs: Any) -> Any:
     """Gather whole parameters from their parts, inside shard_map."""
 
     def whole(part, spec):
@@ -173,12 +173,12 @@ def gathered(params: Any, specs: Any) -> Any:
     return jax.tree.map(whole, params, specs)
 
 
-def summed(grads: Any, specs: Any) -> Any:
+def psum_scatter_grads(grads: Any, specs: Any) -> Any:
     """Sum the gradients of all devices, inside shard_map: each device's whole ones in, its parts of the sum out."""
 
     def part(grad, spec):
         if FSDP not in spec:
-            return total(grad)
+            return psum_all(grad)
         # Sum and part along one axis of the mesh, then sum the parts along the other.
         axis = _cut_axis(spec)
         shard = jax.lax.psum_scatter(grad, FSDP, scatter_dimension=axis, tiled=True)
@@ -187,7 +187,7 @@ def summed(grads: Any, specs: Any) -> Any:
     return jax.tree.map(part, grads, specs)
 
 
-def total(tree: Any) -> Any:
+def psum_all(tree: Any) -> Any:
     """Sum over all devices, inside shard_map; one device's tree is left as it is, which a collective would copy."""
     if jax.lax.axis_size(AXES) == 1:
         return tree

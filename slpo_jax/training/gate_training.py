@@ -65,7 +65,7 @@ def decode_candidates(
         actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
     """
     # Trajectories of full length, without answers.
-    full = policy.having(stopping="length", answer_slots=0)
+    full = policy.with_config(stopping="length", answer_slots=0)
     config = policy.config
     full = dataclasses.replace(full, latent_policy=policy.latent_policy.not_halting())
     params = policy.reasoner.cast(params)
@@ -143,7 +143,7 @@ def candidates_of(
     key: jax.Array,
 ):
     """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
-    params = policy.reasoner.stacked(params)
+    params = policy.reasoner.stack(params)
     keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
 
@@ -173,7 +173,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
     improve = make_improvement(policy, config)
 
     def loss_fn(params, batch: PromptedBatch, key):
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         fixed = jax.lax.stop_gradient(params)
         actions, tokens_NCA = candidates_of(policy, config, fixed, batch, key)
         copies = config.trajectories * tokens_NCA.shape[1]
@@ -193,7 +193,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
     ):
         batch, (actions, tokens_NCA), rewards = judged
         steps_T = jnp.arange(1, policy.config.max_latents + 1)
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         rows, candidates, _ = tokens_NCA.shape
         keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
         right_NC = rewards.reshape(rows, -1) >= 1
@@ -206,7 +206,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
             lengths_N = jnp.full(rows, policy.config.max_latents)
             full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
             if config.answer_weight:
-                stopped = _stopped(full, tokens_NCA, right_NC, config.min_latents)
+                stopped = _stop(full, tokens_NCA, right_NC, config.min_latents)
                 replayed = replay(policy, params, batch.prompts, stopped)
                 answers_N = answer_after_replay(
                     policy, params, replayed, stopped, stopped.tokens
@@ -238,7 +238,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
     return loss_fn
 
 
-def _stopped(
+def _stop(
     full: Trajectories, tokens_NCA: jax.Array, right_NC: jax.Array, min_latents: int
 ) -> Trajectories:
     """Stop each trajectory at one of the lengths at which it is right; at T_min where it is right at none."""

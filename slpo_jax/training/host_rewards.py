@@ -17,7 +17,7 @@ from slpo_jax.policy import noise
 from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.rewards.unjudged import Unjudged
 from slpo_jax.runtime import backend
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, gathered
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, all_gather_params
 from slpo_jax.training.state import LossFn, TrainState, by_slices, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
@@ -53,7 +53,7 @@ class HostVerdicts:
             unjudged_BG = values_BGV[..., 1] > 0
             if rule.is_of_all_truncated:
                 unjudged_BG |= values_BGV[..., 2] > 0
-            return rule.settled(values_BGV[..., 0], unjudged_BG)
+            return rule.settle(values_BGV[..., 0], unjudged_BG)
 
         def sums(values_BGV):
             by_name_BGV = values_BGV[..., _FACTS:]
@@ -178,7 +178,7 @@ def make_sampling(
         specs = layout.specs(state.params), layout.specs(extra)
 
         def local(params, extra, batch, key):
-            params, extra = gathered((params, extra), specs)
+            params, extra = all_gather_params((params, extra), specs)
             return by_slices(
                 lambda part: sample(params, extra, part, key), batch, micro_batches
             )

@@ -133,11 +133,11 @@ class StageLoop:
             None  # the step whose metrics nobody has read yet
         )
 
-        # The clock, which stands still in `paused`.
+        # The clock, which stands still in `pause`.
         self._clock = _now()
         self._seconds = 0.0
         self._clock_step = start
-        self._clock_tokens = self._generated()
+        self._clock_tokens = self._count_generated()
         self._verifier_seconds: float | None = (
             None  # None: nothing is judged on the host
         )
@@ -199,7 +199,7 @@ class StageLoop:
         return self._report(*pending)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Log the last step, and leave what is done in here, as a validation, out of the steps' seconds."""
         self.flush()
         self._seconds += _now() - self._clock
@@ -261,14 +261,14 @@ class StageLoop:
         self.flush()
         return state
 
-    def _generated(self) -> float:
+    def _count_generated(self) -> float:
         """Count tokens since the last row, as far as they are known."""
         return sum(self._means.sums.get(name, [0.0])[0] for name in self._tokens)
 
-    def _timed(self, step: int) -> dict[str, float]:
+    def _row_of_clock(self, step: int) -> dict[str, float]:
         """Return the clock's part of a row, without compilation, validation and what was before this command."""
         now = _now()
-        tokens = self._generated() - self._clock_tokens
+        tokens = self._count_generated() - self._clock_tokens
         seconds = max(self._seconds + now - self._clock, 1e-9)
         steps = step - self._clock_step
         metrics = {"seconds": seconds / steps}
@@ -300,7 +300,7 @@ class StageLoop:
             return learned_from
 
         # A row has means over the steps since the last one.
-        timed = self._timed(step)
+        timed = self._row_of_clock(step)
         scalars = self._means.take() | timed
         if metrics.get("skipped_steps", 0):  # else a column of zeros in every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
@@ -320,7 +320,7 @@ class StageLoop:
         path = self.metrics_log.workdir.failed_batch(self.name, step)
         pairs = jax.tree_util.tree_leaves_with_path(batch)
         leaves: dict[str, Any] = {
-            jax.tree_util.keystr(at): hosts.whole(x) for at, x in pairs
+            jax.tree_util.keystr(at): hosts.gather_to_host(x) for at, x in pairs
         }
         if hosts.is_first():
             np.savez_compressed(path, **leaves)

@@ -303,7 +303,7 @@ class MetricsLog:
             return
         rows = []
         for line in self.path.read_text("utf-8", "replace").splitlines(keepends=True):
-            row = _parsed(line)
+            row = _parse_row(line)
             if (
                 row is not None
                 and row["stage"] == stage
@@ -415,7 +415,7 @@ def _timeless(row: dict[str, Any]) -> str:
     )
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parse_row(line: str) -> dict[str, Any] | None:
     """Parse a row; None for what is none."""
     try:
         row = json.loads(line)

@@ -134,7 +134,7 @@ def _clip(most: float) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
-def scaled(
+def scale_rates(
     optimizer: optax.GradientTransformation, factors: chex.ArrayTree
 ) -> optax.GradientTransformation:
     """Return the optimizer with learning rates of their own for some parameters.

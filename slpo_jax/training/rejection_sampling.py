@@ -99,7 +99,7 @@ def make_choice(
 
     def by_rows(function):
         def local(params, batch, key):
-            params = policy.reasoner.stacked(params)
+            params = policy.reasoner.stack(params)
             return by_slices(
                 lambda part: function(params, part, key), batch, config.micro_batches
             )
@@ -151,7 +151,7 @@ def make_loss(policy: Policy) -> LossFn:
     """
 
     def loss_fn(params, chosen: Chosen, key):
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         replayed = replay(policy, params, chosen.prompts, chosen.trajectories)
         scores_B = answer_after_replay(
             policy, params, replayed, chosen.trajectories, chosen.trajectories.tokens

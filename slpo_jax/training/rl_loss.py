@@ -193,7 +193,7 @@ def roll_out(
     references = repeat_rows(batch.references, group)
     rewards_N = reward(trajectories.completions, references).astype(jnp.float32)
     if unjudged.is_of_all_truncated:
-        rewards_N = unjudged.settled(rewards_N, are_truncated(policy, trajectories))
+        rewards_N = unjudged.settle(rewards_N, are_truncated(policy, trajectories))
     return trajectories, rewards_N.reshape(-1, group)
 
 
@@ -215,7 +215,7 @@ def make_loss(
 
     def loss_fn(params, batch: PromptedBatch, key):
         # Once for both halves: of stacked ones it changes nothing.
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         rolled = jax.lax.stop_gradient(
             roll_out(policy, params, batch, reward, group, key, unjudged)
         )
@@ -229,7 +229,7 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
 
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         loss, count, metrics = objective(
             policy, params, batch, trajectories, rewards_BG, key
         )

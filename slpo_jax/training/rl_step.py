@@ -53,7 +53,7 @@ def make_rollout(
 
     def one(params, reference, batch, key):
         before = {**params, **reference}
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         trajectories, rewards_BG = roll_out(
             policy, params, batch, reward, group, key, unjudged
         )

@@ -15,7 +15,7 @@ from absl import logging as absl_logging
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io.artifact import damage, write_checksums
 from slpo_jax.io.files import as_json, entries
-from slpo_jax.io.orbax import abstract_tree, unwritten
+from slpo_jax.io.orbax import abstract_tree, save_error
 from slpo_jax.models import xla_cpu
 from slpo_jax.runtime import hosts
 from slpo_jax.training.state import TrainState
@@ -89,7 +89,7 @@ class StageCheckpoints:
             if not replace:
                 return
             if hosts.is_first():
-                (self.directory / str(step)).rename(self._replaced(step))
+                (self.directory / str(step)).rename(self._replaced_path(step))
             hosts.barrier("replaced")
             self._manager.reload()
         self._check_room(state)
@@ -117,18 +117,18 @@ class StageCheckpoints:
         )
         free = shutil.disk_usage(self.directory).free
         if free < needed:
-            raise self._unwritten(
+            raise self._save_error(
                 f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}"
             )
 
-    def _unwritten(self, error: Exception | str) -> SaveError:
-        return unwritten(
+    def _save_error(self, error: Exception | str) -> SaveError:
+        return save_error(
             self.directory,
             error,
             "make room, and the same command goes on from the one before",
         )
 
-    def _replaced(self, step: int) -> Path:
+    def _replaced_path(self, step: int) -> Path:
         """Where a checkpoint waits until the one that replaces it is whole."""
         return self.directory / f"{step}.replaced"
 
@@ -152,7 +152,7 @@ class StageCheckpoints:
                 missing_ok=True
             )
             write_checksums(self.directory / str(step))
-            shutil.rmtree(self._replaced(step), ignore_errors=True)
+            shutil.rmtree(self._replaced_path(step), ignore_errors=True)
 
     def wait(self) -> None:
         """Until what is being saved is on the disk.
@@ -167,7 +167,7 @@ class StageCheckpoints:
                 checksumming.result()
         except (OSError, ValueError) as error:
             self._failed = True
-            raise self._unwritten(error) from None
+            raise self._save_error(error) from None
 
     def restore(
         self, like: TrainState, newest: bool = False

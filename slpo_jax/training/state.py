@@ -16,10 +16,10 @@ from slpo_jax.runtime.mesh import (
     EVERYWHERE,
     ROWS,
     Layout,
-    gathered,
+    all_gather_params,
+    psum_all,
+    psum_scatter_grads,
     replicate,
-    summed,
-    total,
 )
 from slpo_jax.training.optimizer import steps_taken
 
@@ -98,7 +98,7 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
             return jax.grad(loss_of, has_aux=True)(trained)
 
         def local(trained, frozen, batch, key):
-            trained, frozen = gathered((trained, frozen), specs)
+            trained, frozen = all_gather_params((trained, frozen), specs)
 
             def one(batch):
                 return of_batch(trained, frozen, batch, key)
@@ -116,7 +116,7 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
                 (grads, sums), _ = jax.lax.scan(add, zeros, batches)
 
             # Then the sum over devices.
-            return summed(grads, specs[0]), total(sums)
+            return psum_scatter_grads(grads, specs[0]), psum_all(sums)
 
         # check_vma would sum the gradients of replicated parameters by itself; here the sums are in plain sight.
         return jax.shard_map(
@@ -164,13 +164,13 @@ def init_state(
     opt_state = init_optimizer(optimizer, trained_params, layout)
     if not layout.is_sharded:
         params = replicate(params, layout.mesh)
-    copies = copied(params, layout)
+    copies = copy_params(params, layout)
     counters = (jnp.int32(0), jnp.copy(key), jnp.zeros(2, jnp.int32))
     step, key, skipped = replicate(counters, layout.mesh)
     return TrainState(step, copies, opt_state, key, skipped)
 
 
-def copied(params: Params, layout: Layout) -> Params:
+def copy_params(params: Params, layout: Layout) -> Params:
     """Copy parameters, laid out as a state's, to buffers that no step gives away."""
     copy = jax.jit(
         lambda tree: jax.tree.map(jnp.copy, tree),
@@ -238,9 +238,9 @@ def make_train_step(
         # What is not finite changes nothing.
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
         part, opt_state = _update(optimizer, grads, part, opt_state, finite)
-        part = layout.pinned(part, layout.specs(part))
+        part = layout.pin(part, layout.specs(part))
         state_specs = layout.state_specs(optimizer, part, opt_state)
-        opt_state = layout.pinned(opt_state, state_specs)
+        opt_state = layout.pin(opt_state, state_specs)
         return part, opt_state, metrics, finite
 
     take = update if updates == 1 else _repeat(update, updates, slices)

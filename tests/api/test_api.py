@@ -25,7 +25,7 @@ from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.registry import shipped
+from slpo_jax.config.registry import list_shipped
 from slpo_jax.data.generated import ChainConfig
 from slpo_jax.data.problems import load_problems
 from slpo_jax.io import files
@@ -68,7 +68,7 @@ def test_the_files_of_parameters_are_hashed_once(reasoner, monkeypatch):
         return read(file, kind)
 
     monkeypatch.setattr(hashlib, "file_digest", count)
-    files._hashed.cache_clear()
+    files._hash_file.cache_clear()
     monkeypatch.setattr(files, "_TICK", 0)
     slpo.load(reasoner.source)
     assert any("params" in path.parts for path in hashed)
@@ -486,8 +486,8 @@ def test_the_command(arguments, said, capsys):
 
 
 def test_every_shipped_config_says_what_it_is():
-    assert {"quickstart", "coconut_gpt2"} <= shipped().keys()
-    assert all(shipped().values())
+    assert {"quickstart", "coconut_gpt2"} <= list_shipped().keys()
+    assert all(list_shipped().values())
 
 
 RECORDS = [{"question": f"{n} + {n}", "steps": [f"{n} + {n} = {2 * n}"], "answer": 2 * n, "kind": n % 3}

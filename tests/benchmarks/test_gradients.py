@@ -17,7 +17,9 @@ from tiny import compiled
 @pytest.mark.parametrize("latents", [0, 3])
 def test_the_exact_gradient_is_what_goes_through_latents(latents):
     """Of a thought without latents it is nothing, to rounding of what goes past them, and the latent term has none."""
-    policy = POLICY.having(stopping="length", dropout_rate=0.2, max_latents=latents)
+    policy = POLICY.with_config(
+        stopping="length", dropout_rate=0.2, max_latents=latents
+    )
     take = compiled(
         functools.partial(gradients.gradients, policy), static=("verifier", "group")
     )

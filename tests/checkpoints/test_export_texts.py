@@ -110,7 +110,7 @@ def _ours(policy: Policy, params, prompts: Prompts, rule_B):
 @pytest.mark.parametrize("stage", ["cold_start", "imitate"])
 def test_latents_stops_and_answers_are_ours(work, stage):
     solver = load_solver(str(work / "checkpoints" / stage))
-    policy = solver.setup.evaluator.policy.without_noise().having(
+    policy = solver.setup.evaluator.policy.without_noise().with_config(
         stopping=solver.stopping
     )
     ids = solver.setup.template.prompts(QUESTIONS)

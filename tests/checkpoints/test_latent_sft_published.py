@@ -102,7 +102,7 @@ def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(
     setup = assemble(read_config(config))
     assert setup.template.prompts(published.QUESTIONS) == prompts
     padded = Prompts(*map(jnp.asarray, pad_prompts(prompts, (256,))))
-    policy = setup.policy.without_noise().having(stopping="length")
+    policy = setup.policy.without_noise().with_config(stopping="length")
     rows = len(prompts)
     made = compiled(sample, policy)(
         setup.initial_params(), padded, keys_of(rows), jnp.full(rows, STEPS)

@@ -134,7 +134,7 @@ def test_greedy_texts_are_transformers_generate(theirs, end):
     eos_ids = [setup.template.eos_id]
     if end:
         eos_ids.append(tokenizer.convert_tokens_to_ids(end))
-    policy = setup.policy.without_noise().having(
+    policy = setup.policy.without_noise().with_config(
         stopping="length", eos_ids=tuple(eos_ids)
     )
     batch = pad_left(rows, max(map(len, rows)))

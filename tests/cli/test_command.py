@@ -16,7 +16,7 @@ import slpo_jax
 from commands import fault
 from slpo_jax.cli import commands
 from slpo_jax.cli.command import take_keys
-from slpo_jax.config.registry import shipped
+from slpo_jax.config.registry import list_shipped
 
 PROGRAM = """
 import sys
@@ -206,7 +206,7 @@ def test_slpo_alone_says_what_to_do_first():
 def test_configs_are_a_line_each():
     done = _slpo("configs")
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(shipped())
+    assert [line.split()[0] for line in lines] == list(list_shipped())
     assert max(map(len, lines)) <= 100
     named = set()
     for line in lines:

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from refused import one_line
-from slpo_jax.config.overrides import Text, changed, section, values
+from slpo_jax.config.overrides import Text, merge_settings, section, values
 from slpo_jax.errors import UserError
 from slpo_jax.settings import FieldError, check_fields, setting
 
@@ -122,12 +122,12 @@ def test_placeholders_have_the_field_s_type():
 
 
 def test_a_section_is_filled():
-    assert changed(Outer(), section(Outer())) == Outer()
+    assert merge_settings(Outer(), section(Outer())) == Outer()
     node = section(Outer())
     node.sizes = [2]
     node.inner.rate = 0.75
     node.sources.mine = "file"
-    filled = changed(Outer(total=9), node)
+    filled = merge_settings(Outer(total=9), node)
     assert filled == Outer(
         sizes=(2,), inner=Inner(rate=0.75), sources={"mine": "file"}, total=9
     )
@@ -140,17 +140,17 @@ def test_layers_go_over_those_before_them():
         {"inner.kind": "two", "sources": {"b": "y"}},
         {"sources.a": "x"},
     )
-    merged = changed(
+    merged = merge_settings(
         Outer(), *layers, {"count": 5, "start": 5}, total=9
     )  # a start beyond the count of before
     assert [*merged.sources] == ["a", "b"]
     assert merged == Outer(
         5, 5, inner=Inner(0.1, "two"), sources={"a": "x", "b": "y"}, total=9
     )
-    assert changed(merged, {"sources": {"c": "z"}}).sources == {
+    assert merge_settings(merged, {"sources": {"c": "z"}}).sources == {
         "c": "z"
     }  # given all at once
-    assert changed(
+    assert merge_settings(
         Whole(), {"several": {"a": {"rate": 0.1}}, "several.a.kind": "two"}
     ).several == {"a": Inner(0.1, "two")}
 
@@ -164,7 +164,7 @@ def test_layers_go_over_those_before_them():
     ],
 )  # fmt: skip
 def test_a_text_is_read_as_what_its_key_holds(key, text, value):
-    read = getattr(changed(Outer(), {key: Text(text)}), key.partition(".")[0])
+    read = getattr(merge_settings(Outer(), {key: Text(text)}), key.partition(".")[0])
     assert (read, type(read)) == (value, type(value))
 
 
@@ -195,7 +195,7 @@ def test_values_are_nested_as_sections_are():
 
 
 def test_several_values_change_at_once():
-    found = changed(
+    found = merge_settings(
         Whole(),
         {"report.count": 5, "report.start": 4, "law.name": "two", "report.sizes": [1]},
     )
@@ -212,4 +212,4 @@ def test_several_values_change_at_once():
         ("report", None, "report: None is not valid"),
     ):
         with pytest.raises(UserError, match=rf"^config\.part\.{said}"):
-            changed(Whole(), {key: value}, key="config.part")
+            merge_settings(Whole(), {key: value}, key="config.part")

@@ -14,13 +14,13 @@ from slpo_jax.architectures import REASONERS
 from slpo_jax.cli.train import smoke
 from slpo_jax.config.config import default_config, own_latents, read_config
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.overrides import changed
-from slpo_jax.config.registry import shipped
+from slpo_jax.config.overrides import merge_settings
+from slpo_jax.config.registry import list_shipped
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.training.optimizer import OptimizerConfig
 
-NAMES = sorted(shipped())
+NAMES = sorted(list_shipped())
 GPT2 = "openai-community/gpt2"
 LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 STARTS = {
@@ -93,7 +93,7 @@ def test_every_config_can_be_run(name):
     check(config)
     assert config.reasoner in REASONERS
     for stage in ("imitate", "cold_start", "rl"):
-        changed(
+        merge_settings(
             OptimizerConfig(total_steps=config[stage].get("steps", 1 << 20)),
             config[stage].optimizer,
         )
@@ -105,7 +105,7 @@ def test_every_config_can_be_run(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_config_can_be_smoked(name):
-    config = changed(
+    config = merge_settings(
         read_config(_load(name)), {"rl.steps": 3_000_000}
     )  # of a flag, which is cut as well
     settings, line = smoke(config)

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from data_sets import rows, write_jsonl, write_parquet, write_set
 from refused import one_line
 from slpo_jax.config import read_config
-from slpo_jax.config.overrides import changed
+from slpo_jax.config.overrides import merge_settings
 from slpo_jax.data import dataset_rows
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
@@ -266,7 +266,7 @@ def test_hub_ids_go_to_the_library_with_config_and_split(tmp_path, monkeypatch):
 
 def test_config_keys_take_their_own_split(tmp_path):
     config = load_config()
-    synthetic = changed(SyntheticConfig(), config.data.synthetic)
+    synthetic = merge_settings(SyntheticConfig(), config.data.synthetic)
     train = synthetic_problems("train", synthetic)[:5]
     other = synthetic_problems("test", synthetic)
     splits = {

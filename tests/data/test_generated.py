@@ -365,7 +365,7 @@ def test_a_reward_judges_tokens_alike_on_host_and_device():
             0, len(template.token_bytes)
         )
     on_device = reward.on_device(
-        tokens_NA, reward.encoded(problems, reward.width(problems))
+        tokens_NA, reward.encode(problems, reward.width(problems))
     )
     expected = reward.on_host(tokens_NA, problems)
     assert 50 < expected.sum() < 150

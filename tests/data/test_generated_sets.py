@@ -7,7 +7,7 @@ import pytest
 
 from refused import one_line
 from slpo_jax.config import Config
-from slpo_jax.config.overrides import Text, changed
+from slpo_jax.config.overrides import Text, merge_settings
 from slpo_jax.data.generated_sets import GymConfig, common_ends
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
@@ -43,7 +43,7 @@ def test_settings_come_from_the_config_and_sets_are_apart_by_question():
         "settings.chain_sum.max_terms": "3",
         "train_size": "100",
     }
-    data = changed(
+    data = merge_settings(
         Config(), {f"data.gym.{key}": Text(value) for key, value in flags.items()}
     ).data
     read = {role: load_problems("gym:chain_sum", data.of_task("gym:chain_sum"), role, "texts")

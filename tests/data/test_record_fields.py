@@ -14,7 +14,7 @@ from refused import one_line
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
-from slpo_jax.data.record_texts import marked
+from slpo_jax.data.record_texts import split_mark
 from slpo_jax.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
@@ -144,7 +144,7 @@ def test_marks_are_no_steps_and_the_answer_behind_them_is_read(text):
     ],
 )  # fmt: skip
 def test_marked(text, expected):
-    assert marked(text) == expected
+    assert split_mark(text) == expected
 
 
 def test_lines_without_a_mark_have_no_answer():

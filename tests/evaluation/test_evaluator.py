@@ -11,7 +11,7 @@ from scipy import special
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import evaluator
-from slpo_jax.evaluation.completions import scored
+from slpo_jax.evaluation.completions import scale_scores
 from slpo_jax.evaluation.evaluator import Evaluator, classes, shard
 from slpo_jax.evaluation.records import RolloutCache
 from slpo_jax.policy import noise
@@ -309,7 +309,7 @@ def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatc
     """So large ones neither overflow nor tie, and votes have the weights of a softmax."""
     monkeypatch.setitem(SCORERS, "mine", Scorer(None, log=True))
     logs = np.array([900.0, 901.0, -3.0, -1.0], np.float32)
-    found = scored({"mine": logs, "tokens": logs}, samples=2)
+    found = scale_scores({"mine": logs, "tokens": logs}, samples=2)
     np.testing.assert_allclose(
         found["mine"],
         np.exp(
@@ -328,7 +328,7 @@ def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatc
 def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
     monkeypatch.setitem(SCORERS, "mine", Scorer(None))
     with pytest.raises(UserError, match=r"^config\.evaluate\.scorers: mine "):
-        scored({"mine": np.array([1.0, score])}, samples=2)
+        scale_scores({"mine": np.array([1.0, score])}, samples=2)
 
 
 @pytest.mark.parametrize(

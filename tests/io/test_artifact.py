@@ -73,7 +73,7 @@ def test_files_are_held_to_the_byte(tmp_path, how):
     path, file = _made(tmp_path)
     FILES[how](path, file)
     found = artifact.read(path)
-    assert artifact.changed(tmp_path, found.files) == {"below/x.txt": how}
+    assert artifact.find_changed(tmp_path, found.files) == {"below/x.txt": how}
     assert not artifact.is_current(path, found.facts)
 
 

@@ -28,12 +28,12 @@ def _known(workdir: Workdir) -> set[Path]:
             workdir.digest(stage),
         }
     for row, name in [
-        *workdir.evaluated(),
-        *(("", name) for _, name in workdir.evaluated()),
+        *workdir.list_evaluated(),
+        *(("", name) for _, name in workdir.list_evaluated()),
     ]:
         files = workdir.set_files(name, row)
         paths |= {files.records, files.latents, files.manifest, files.thoughts}
-    return paths | {workdir.row_facts(row) for row, _ in workdir.evaluated()}
+    return paths | {workdir.row_facts(row) for row, _ in workdir.list_evaluated()}
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_a_run_leaves_nothing_that_has_no_name():
         workdir.report_md,
         workdir.stage_folder("slpo").finished,
     } <= files
-    assert ("slpo", "real") in workdir.evaluated()
+    assert ("slpo", "real") in workdir.list_evaluated()
 
 
 def test_a_checkpoint_knows_the_run_around_it():

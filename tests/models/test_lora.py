@@ -269,8 +269,8 @@ def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
         "gate": {"bias": jnp.ones(1)},
     }
     own = {ADAPTER: lora.adapter(jax.random.key(3), params, RANK)}
-    reads = lora.merging(plain, ALPHA / RANK).stacked
-    wanted = plain.stacked(params)
+    reads = lora.merging(plain, ALPHA / RANK).stack
+    wanted = plain.stack(params)
     once = reads(params | own)
     pairs = [x.shape for x in jax.tree.leaves(once) if x.ndim == 3 and RANK in x.shape]
     assert len(pairs) == (14 if loop else 0), "A and B of seven kernels"
@@ -310,7 +310,7 @@ def test_a_loop_over_layers_merges_one_after_the_other(remat):
         )
 
         def loss(own):
-            found = reasoner.stacked(params | {ADAPTER: own})
+            found = reasoner.stack(params | {ADAPTER: own})
             return jnp.square(
                 reasoner.forward(found, inputs_BLD, positions_BL, positions_BL >= 0)[0]
             ).sum()

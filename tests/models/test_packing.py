@@ -109,7 +109,7 @@ def _trajectories(lengths, answers, slots=(5, 4)) -> Trajectories:
     ],
 )
 def test_smallest_capacity_that_is_enough(lengths, answers, choice):
-    policy = POLICY.having(max_latents=5, answer_slots=4)
+    policy = POLICY.with_config(max_latents=5, answer_slots=4)
     choices = [
         Capacity(5, 4),
         Capacity(7, 6),

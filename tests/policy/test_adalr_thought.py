@@ -46,7 +46,7 @@ def _policy(**changes):
     )
     return dataclasses.replace(
         policy, reasoner=policy.reasoner.never_saying(IMPOSSIBLE)
-    ).having(**changes)
+    ).with_config(**changes)
 
 
 @pytest.fixture(scope="module")

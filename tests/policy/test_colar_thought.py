@@ -67,7 +67,7 @@ def params():
 
 
 def _rolled(policy, params, rows=ROWS, **changes):
-    policy = policy.having(**changes)
+    policy = policy.with_config(**changes)
     prompts = take_rows(PROMPTS, range(rows))
 
     def run(params, keys):
@@ -157,7 +157,7 @@ def test_objectives_are_of_latents_mark_and_answer(params, rolled, name, setting
     lengths = np.asarray(rolled[0].lengths)
     rows = np.concatenate([np.flatnonzero(lengths == tau)[:1] for tau in (2, T)])
     made = jax.tree.map(lambda x: x[rows], rolled[0])
-    policy = _policy().having(temperature=1.0)
+    policy = _policy().with_config(temperature=1.0)
     objective = OBJECTIVES[name](**settings)
     batch = PromptedBatch(
         take_rows(PROMPTS, [0]), np.zeros((1, 0), np.uint8), np.zeros(1, np.int32)

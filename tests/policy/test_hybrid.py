@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 
 import tiny
-from slpo_jax.policy.latent_policies.hybrid import Hybrid, mixed
+from slpo_jax.policy.latent_policies.hybrid import Hybrid, mix
 from slpo_jax.policy.policy import Policy, PromptedBatch
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
 from slpo_jax.policy.score import score, used_slots
@@ -294,7 +294,7 @@ def test_at_the_start_it_is_nearly_the_token():
     @compiled
     def start(e, s):
         params = Hybrid()(wide, None).init(jax.random.key(0))
-        return params, mixed(params, e, s)
+        return params, mix(params, e, s)
 
     params, x = start(e, s)
     decay = np.asarray(params["decay"], np.float64)

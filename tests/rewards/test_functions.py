@@ -118,7 +118,7 @@ def test_a_list_has_a_number_for_each(given, said):
 
 
 def judged(judge, texts, problems, **how):
-    return judge.judged([judge.read(row) for row in tokens_of(*texts)], problems, **how)
+    return judge.judge([judge.read(row) for row in tokens_of(*texts)], problems, **how)
 
 
 def test_a_failed_verdict_is_none_and_is_said_once(registered, warnings):
@@ -209,7 +209,7 @@ def test_a_function_of_many_gets_the_whole_group(registered):
             judge.read(row, latents)
             for row, latents in zip(tokens_of(*texts), (2, 3, 1), strict=True)
         ]
-        found = judge.judged(rows, problems)
+        found = judge.judge(rows, problems)
         (texts_seen, truncated, latents), *_ = seen
         assert (len(texts_seen), truncated, latents) == (
             3,
@@ -342,7 +342,7 @@ def test_several_earn_their_weighted_sum_and_the_first_says_what_is_right(regist
     asked = [*PROBLEMS, *PROBLEMS]
     tokens = tokens_of("3~", "8", "5", "14")
     judge = reward(("either", 1.0), ("short", -0.5))
-    found = judge.judged([judge.read(row) for row in tokens], asked)
+    found = judge.judge([judge.read(row) for row in tokens], asked)
     np.testing.assert_array_equal(found.by_name["either"], [np.nan, 1, 0, 0])
     np.testing.assert_array_equal(found.by_name["short"], [np.nan, 3, 3, 0])
     assert found.total.tolist() == [0, -0.5, -1.5, 0]
@@ -372,7 +372,7 @@ def test_only_one_reward_of_weight_1_is_judged_on_the_device(registered):
         judge = reward(("first", 1.0))
         tokens = tokens_of("### 3", "### 3", "### 7", "### 7~")
         asked = PROBLEMS * 2
-        said = judge.on_device(tokens, judge.encoded(asked, judge.width(asked)))
+        said = judge.on_device(tokens, judge.encode(asked, judge.width(asked)))
         assert said.tolist() == judge.on_host(tokens, asked).tolist() == [1, 0, 0, 0]
         assert reward(("first", 2.0)).on_device is None
         assert reward(("first", 1.0), (CORRECT, 1.0)).on_device is None

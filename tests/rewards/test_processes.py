@@ -247,7 +247,7 @@ def test_a_reward_s_verdicts_are_those_of_its_processes(monkeypatch, warnings):
     tokens = np.array([[1 + (n % 4 == 2), 0] for n in range(40)])
     for name in ("judge", "judges"):
         reward = Reward(name, "last_number", token_bytes, (0,), processes=3)
-        found = reward.judged([reward.read(row) for row in tokens], problems)
+        found = reward.judge([reward.read(row) for row in tokens], problems)
         assert found.total.tolist() == [0.0 if n % 4 == 2 else n for n in range(40)]
         assert found.failed.tolist() == [n % 4 == 2 for n in range(40)]
         assert found.unjudged.tolist() == found.failed.tolist()
@@ -257,7 +257,7 @@ def test_a_reward_s_verdicts_are_those_of_its_processes(monkeypatch, warnings):
         )
     begun = time.monotonic()
     reward = Reward("sleeps", "last_number", token_bytes, (0,), 8, 0.1)
-    found = reward.judged([reward.read(row) for row in tokens], problems)
+    found = reward.judge([reward.read(row) for row in tokens], problems)
     assert found.failed.all()
     assert warnings[-1].endswith("it took more than 0.1 s")
     assert time.monotonic() - begun < 10

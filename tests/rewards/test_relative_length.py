@@ -67,10 +67,10 @@ def test_behind_a_reward_of_right_answers_it_is_the_published_sum():
         Reading([], "", "yes" if right else "no", cut=False, latents=n)
         for _, n, right in ROWS
     ]
-    found = reward.judged(readings, problems)
+    found = reward.judge(readings, problems)
     np.testing.assert_allclose(found.total, np.ravel(PUBLISHED[1e-4, 0.1]), atol=2e-7)
     assert found.right.tolist() == [right for *_, right in ROWS]
-    cut = reward.judged(
+    cut = reward.judge(
         [readings[0]._replace(cut=True, answer=None), *readings[1:4]], problems[:4]
     )
     assert cut.unjudged.tolist() == [True, False, False, False]

@@ -62,7 +62,7 @@ def sampled_answers():
 
     def sampling(experiment):
         policy, rule = own(experiment)
-        return policy.having(temperature=1.0), rule
+        return policy.with_config(temperature=1.0), rule
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(labels, "labelling", sampling)

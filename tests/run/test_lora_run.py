@@ -119,7 +119,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
             _train(tmp_path, base)
     for cut in (
         (train_rl, "leave_merged"),
-        (rl_adapters, "merged"),
+        (rl_adapters, "merge_adapter"),
         (train_stage, "note_finished"),
     ):
         with pytest.raises(Crash):

@@ -17,7 +17,7 @@ from slpo_jax.cli.reasoner_commands import data
 from slpo_jax.cli.train import train
 from slpo_jax.config import Config
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.overrides import merge_settings, values
 from slpo_jax.data import dataset_rows, problems, record_readers
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
@@ -75,7 +75,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     """The config, and what was said of it, as `slpo train --train=TRAIN --config.KEY=VALUE` has them."""
     data = {"train": train, "valid": valid, "eval": eval or {}, "fields": fields or {}}
     layers = {"min_latents": 1, "data": data}, given
-    return derived_settings(changed(Config(), *layers), given)
+    return derived_settings(merge_settings(Config(), *layers), given)
 
 
 def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):

@@ -297,14 +297,16 @@ def test_loss_is_the_slow_loop_s():
         nodes=np.array([0, 4, 0, 6], np.int32),
     )  # fmt: skip
     params = small_params()
-    policy = IMITATION.having(dropout_rate=0.2)
+    policy = IMITATION.with_config(dropout_rate=0.2)
     loss_fn = _graph_recipe().loss_of(policy)
     (loss, sums), grads = compiled(jax.value_and_grad(loss_fn, has_aux=True))(
         params, batch, jax.random.key(5)
     )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads["reasoner"]))
     assert float(sums["loss"][1]) == weights.sum() + 2
-    slow = _slow(params, batch, policy.having(dropout_where="all"), jax.random.key(5))
+    slow = _slow(
+        params, batch, policy.with_config(dropout_where="all"), jax.random.key(5)
+    )
     assert float(loss) == pytest.approx(slow, rel=1e-5)
 
 
@@ -316,7 +318,7 @@ def _slow(params, batch, policy, key) -> float:
         latents = int(batch.latents[row])
         used = int(batch.suffix.weights[row].sum())
         row_key = jax.random.fold_in(key, batch.draws[row])
-        config = policy.having(answer_slots=used).config
+        config = policy.with_config(answer_slots=used).config
         reasoner.factors = slow_factors(row_key, row_key, length, latents, config)
         inputs = np.concatenate(
             [reasoner.embed(prompt), reasoner.think(prompt, latents)]

@@ -274,7 +274,9 @@ def test_settings_above_are_counted_for_each_baseline_and_for_all():
     comparison._count(
         counts, "slpo", {"cold_start": {"acc": {"a": figure}}, "lacking": {}}
     )
-    rows = comparison._counted(["", "Acc", "pass@1"], counts, ("acc", "pass@1"))["rows"]
+    rows = comparison._count_settings(["", "Acc", "pass@1"], counts, ("acc", "pass@1"))[
+        "rows"
+    ]
     assert rows == [
         ["answer_only, equal seconds, above cold gate", "4 (2) of 6", None],
         ["answer_only, equal seconds, above SFT on keys", "4 (4) of 6", None],

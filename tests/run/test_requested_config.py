@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slpo_jax.config import Config
-from slpo_jax.config.overrides import Text, changed, values
+from slpo_jax.config.overrides import Text, merge_settings, values
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.run import own_data_settings
@@ -40,7 +40,7 @@ def test_nested_keys_leave_a_section_s_others_as_they_are():
     assert {key for key in plain if plain[key] != nested[key]} == {
         "rl.optimizer.warmup_steps"
     }
-    assert changed(Config(), {"rl": Text("{'steps': 7}")}) == changed(
+    assert merge_settings(Config(), {"rl": Text("{'steps': 7}")}) == merge_settings(
         Config(), {"rl.steps": 7}
     )
     sets = {"data.eval": {"mine": "graph:1"}}
@@ -55,7 +55,7 @@ def test_nested_keys_leave_a_section_s_others_as_they_are():
             {"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}}
         )
     flags = {"objective.mine.kind": Text("grpo"), "objective.mine.clip": Text("0.5")}
-    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](
+    assert merge_settings(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](
         kind="grpo", clip=0.5
     )
 

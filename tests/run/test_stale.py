@@ -18,7 +18,7 @@ import pytest
 from slpo_jax.checkpoints.identity import identify
 from slpo_jax.checkpoints.saved_config import config_of, stopping_of
 from slpo_jax.config import Config, read_config
-from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.overrides import merge_settings, values
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
@@ -195,7 +195,7 @@ class Run:
         """How the checkpoint stops for whoever asks it; three numbers don't say that they have a gate."""
         identity = identify(str(self.work / "checkpoints" / stage))
         return stopping_of(
-            changed(config_of(identity), {"gate.enabled": True}), identity
+            merge_settings(config_of(identity), {"gate.enabled": True}), identity
         )
 
     def records(self, row, name="real"):
@@ -1023,7 +1023,7 @@ def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
         key for key in flatten(values(config)) if not key.startswith(tuple(others))
     }
     assert every - found == FREE
-    icot = settings_of(changed(config, {"imitate.recipe": "icot"}), "imitate")
+    icot = settings_of(merge_settings(config, {"imitate.recipe": "icot"}), "imitate")
     assert {
         key.split(".")[1] for key in icot if key.startswith("imitate.")
     } & RECIPES.keys() == {"icot"}

@@ -298,7 +298,7 @@ def test_a_row_s_seconds_are_those_of_its_steps_alone(tmp_path, clock):
     )
     for until in (4, 5, 8):
         state = run.advance(state, _step(metrics), lambda step: step, until)
-        with run.paused():
+        with run.pause():
             clock[0] += 50
     (row, last) = rows_of(tmp_path, timing=True)
     assert (row["seconds"], row["tokens_per_second"]) == (2, 25)

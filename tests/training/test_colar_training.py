@@ -23,7 +23,7 @@ from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, recipe_of
-from slpo_jax.training.recipes.colar_recipe import PROJECTOR, pooled
+from slpo_jax.training.recipes.colar_recipe import PROJECTOR, pool
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 STEPS = (
@@ -167,7 +167,7 @@ def test_losses_are_the_slow_loop_s(name, rate):
     asked = TEMPLATE.tokenizer.decode(real_tokens(case.batch.prompts, 0))
     speed = int(asked.rpartition("speed: ")[2][0])
     assert speed == (1 if name == "regular" else 3)
-    total, sums = compiled(case.recipe.loss_of(POLICY.having(dropout_rate=rate)))(
+    total, sums = compiled(case.recipe.loss_of(POLICY.with_config(dropout_rate=rate)))(
         case.params, case.batch, key
     )
     said, latent, _ = _slow_loss(case, name, speed, key, rate)
@@ -193,7 +193,7 @@ def test_words_are_judged_whole_and_beside_latents_the_answers_alone():
         ({"predicted": None}, "accuracy", 1),
     ):
         batch = case.batch.replace(targets=targets, **more)
-        _, sums = compiled(case.recipe.loss_of(POLICY.having(dropout_rate=0.0)))(
+        _, sums = compiled(case.recipe.loss_of(POLICY.with_config(dropout_rate=0.0)))(
             case.params, batch, key
         )
         assert [float(x) for x in sums[name]] == [right, ROWS]
@@ -215,7 +215,7 @@ def test_a_chunk_s_input_is_of_its_tokens_alone():
     case = _case("colar", step=2)
     table = np.asarray(case.params["reasoner"]["backbone"]["wte"], np.float64)
     batch = case.batch
-    found = np.asarray(pooled(POLICY, case.params, batch))
+    found = np.asarray(pool(POLICY, case.params, batch))
     sizes = np.asarray(batch.sizes)
     assert len(set(sizes[batch.chunks].tolist())) > 2
     for row, slot in np.argwhere(sizes > 0).tolist():

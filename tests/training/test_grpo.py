@@ -20,7 +20,7 @@ from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.objectives.grpo import Choices, clipped_gains
-from slpo_jax.training.state import copied, init_state
+from slpo_jax.training.state import copy_params, init_state
 from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
 from tiny import (
     EOS,
@@ -176,7 +176,7 @@ def found(frozen, before, start):
         trajectories = frozen.trajectories.replace(
             behaviour=behaviour, reference=reference
         )
-        policy = ADDITIVE.having(temperature=0.6)
+        policy = ADDITIVE.with_config(temperature=0.6)
         total, count, metrics = objective(
             policy, params, BATCH, trajectories, frozen.rewards, KEY
         )
@@ -469,7 +469,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     def steps(updates, count, host_reward, compares, parts):
         reward = None if host_reward else _toy_reward
         params = {"w": jnp.float32(0.3), "reasoner": {}}
-        start = copied(params, layout) if compares else None
+        start = copy_params(params, layout) if compares else None
         host = host_reward and (
             lambda tokens, index, _: verdicts(host_reward(tokens, index))
         )
@@ -533,7 +533,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     [
         (POLICY, r"config.dropout.rate: 0.1 makes every pass another policy"),
         (
-            POLICY.having(dropout_rate=0.0, temperature=0.0, stopping="length"),
+            POLICY.with_config(dropout_rate=0.0, temperature=0.0, stopping="length"),
             r"KEY.temperature: 0 makes all rollouts",
         ),
     ],
@@ -541,4 +541,4 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
 def test_policies_that_it_can_t_be_used_on(policy, message):
     with pytest.raises(UserError, match=message):
         GRPO().check("KEY", policy, GROUP)
-    GRPO().check("KEY", ADDITIVE.having(temperature=0.0), GROUP)
+    GRPO().check("KEY", ADDITIVE.with_config(temperature=0.0), GROUP)

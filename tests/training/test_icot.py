@@ -124,7 +124,7 @@ def test_a_token_a_step_at_least():
 def test_offsets_have_their_law(decay):
     way = dataclasses.replace(WAY, offset_decay=decay)
     steps = range(PHASE.start, PHASE.start + 2000)
-    offsets = [way.removed(_draw(step)) - (step - 10) // 3 for step in steps]
+    offsets = [way.draw_removed(_draw(step)) - (step - 10) // 3 for step in steps]
     found = np.bincount(np.concatenate(offsets))
     weights = np.exp(-decay * np.arange(100))
     expected = weights / weights.sum() * found.sum()

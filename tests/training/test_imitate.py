@@ -230,7 +230,7 @@ def _factors(batch):
     found = []
     for row, prompt in enumerate(PROMPTS):
         used = int(batch.suffix.weights[row].sum())
-        layout = IMITATION.having(dropout_where="all", answer_slots=used).config
+        layout = IMITATION.with_config(dropout_where="all", answer_slots=used).config
         row_key = jax.random.fold_in(STEP_KEY, batch.draws[row])
         found.append(
             slow_factors(row_key, row_key, prompt, int(batch.latents[row]), layout)
@@ -311,7 +311,7 @@ def test_accuracy_counts_rows_of_which_every_token_is_right():
         suffix=batch.suffix._replace(targets=targets), latents=np.zeros(4, np.int32)
     )
     loss_fn = curriculum.Curriculum()(ImitateSettings()).loss_of(
-        IMITATION.having(max_latents=0)
+        IMITATION.with_config(max_latents=0)
     )
     _, sums = compiled(loss_fn)(params, batch, STEP_KEY)
     assert [float(x) for x in sums["accuracy"]] == [1, 4]
@@ -412,7 +412,7 @@ def test_loss_and_gradient_in_a_mixed_batch_are_the_row_s_stage_s_own(latents):
         (_recipe(), rows, latents),
         (_recipe(mix=0.5), padded, 3),
     ):
-        loss_fn = recipe.loss_of(IMITATION.having(max_latents=slots))
+        loss_fn = recipe.loss_of(IMITATION.with_config(max_latents=slots))
         gradient = compiled(jax.value_and_grad(loss_fn, has_aux=True))
         (loss, sums), grads = gradient(small_params(), batch, jax.random.key(5))
         found.append((loss, sums, grads["reasoner"]))

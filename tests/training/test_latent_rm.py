@@ -101,7 +101,7 @@ def test_a_latent_s_score_is_the_slow_loop_s(architecture):
         found = until_a_step(whole, PROMPTS, thoughts, until)
         np.testing.assert_allclose(found, expected[:, :until].sum(axis=1), atol=1e-4)
     own = [each[:length].sum() for each, length in zip(expected, THOUGHTS, strict=True)]
-    fixed = compiled(latent_rm, policy.having(stopping="length"))(
+    fixed = compiled(latent_rm, policy.with_config(stopping="length"))(
         whole, PROMPTS, thoughts
     )
     np.testing.assert_allclose(fixed, own, atol=1e-4)

@@ -67,7 +67,7 @@ def test_noise_never_makes_the_closing_token_the_likeliest():
     q = jnp.array([[0.5, 0.3, 0.2], [0.4, 0.35, 0.25]])
     ids = jnp.array([[7, 8, 9], [8, 7, 9]])
     keys = jax.random.split(jax.random.key(0), 200)
-    draw = compiled(lambda key, there: latent_sft.perturbed(key, q, ids, there, 8))
+    draw = compiled(lambda key, there: latent_sft.perturb(key, q, ids, there, 8))
     both = np.array([draw(key, jnp.array([True, True])) for key in keys])
     first = np.array([draw(key, jnp.array([True, False])) for key in keys])
     closes = (
@@ -202,7 +202,7 @@ def test_labels_alone_are_made_without_dropout(case, phase, same):
         case.settings.latent_sft.mixtures(
             policy, case.params, case.params[ENCODER], batch, keys
         )[0]
-        for policy in (case.policy, case.policy.having(dropout_rate=0.5))
+        for policy in (case.policy, case.policy.with_config(dropout_rate=0.5))
     ]
     assert np.array_equal(*made) == same
 
@@ -210,7 +210,7 @@ def test_labels_alone_are_made_without_dropout(case, phase, same):
 @pytest.mark.parametrize("phase", ["cot", "union", "final"])
 def test_loss_is_the_slow_loop_s(case, phase, monkeypatch):
     """A problem without steps has no latents; labels are as the encoder makes them."""
-    monkeypatch.setattr(latent_sft, "perturbed", lambda key, q_NM, *rest, closing: q_NM)
+    monkeypatch.setattr(latent_sft, "perturb", lambda key, q_NM, *rest, closing: q_NM)
     batch = _batch(case, case.recipe, case.phases[phase])
     total, sums = compiled(case.recipe.loss_of(case.policy))(
         case.params, batch, case.key

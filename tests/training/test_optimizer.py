@@ -12,7 +12,7 @@ from slpo_jax.training.optimizer import (
     OptimizerConfig,
     make_optimizer,
     make_schedule,
-    scaled,
+    scale_rates,
 )
 
 STEPS = 20
@@ -152,7 +152,7 @@ def test_rates_of_their_own():
     params, gradients = _problem(seed=3)
     config = _config(weight_decay=0.1, schedule="cosine", total_steps=STEPS + 1)
     factors = dict.fromkeys(params, 3.0) | {"bias": 10.0, "kernel": 0.5}
-    found = _run(scaled(make_optimizer(config), factors), params, gradients)
+    found = _run(scale_rates(make_optimizer(config), factors), params, gradients)
     _assert_paths_equal(found, _torch_run(config, params, gradients, factors), params)
 
 

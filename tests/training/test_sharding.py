@@ -12,7 +12,7 @@ from benchmarks.measure.compiled import collectives
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.runtime.mesh import device_mesh, replicate
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scale_rates
 from small_steps import (
     batch_of,
     difference,
@@ -227,7 +227,7 @@ def test_optimizers_do_not_know_the_parts(name, fsdp):
         OptimizerConfig(name, 0.05, weight_decay=0.1, clip_norm=0.5)
     )
     if fsdp == 2:
-        optimizer = scaled(optimizer, {"reasoner": 1.0, "gate": {"scale": 0.5}})
+        optimizer = scale_rates(optimizer, {"reasoner": 1.0, "gate": {"scale": 0.5}})
     trained = ("reasoner", "gate")
     for each in (1, fsdp):
         step, (state, rows) = step_of(

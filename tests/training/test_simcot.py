@@ -227,7 +227,7 @@ def test_the_second_model_has_dropout_where_the_published_one_has(case):
     params = case.params | {"reasoner": flat}
     found = []
     for rate in (0.0, 0.5):
-        policy = case.policy.having(dropout_rate=rate)
+        policy = case.policy.with_config(dropout_rate=rate)
         sums = compiled(case.recipe.loss_of(policy))(params, case.batch, KEY)[1]
         found.append(float(sums["explained"][0]))
     assert (found[0] == found[1]) == (case.name == "curriculum")

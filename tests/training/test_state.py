@@ -122,7 +122,9 @@ def test_a_step_is_the_same(monkeypatch, stage, noise):
         )
         monkeypatch.setattr(small_steps, "POLICY", policy)
         monkeypatch.setattr(
-            small_steps, "IMITATION", policy.having(max_latents=3, dropout_rate=0.2)
+            small_steps,
+            "IMITATION",
+            policy.with_config(max_latents=3, dropout_rate=0.2),
         )
         make, trained = small_steps.STAGES[stage]
         step, arguments = small_steps.step_of(

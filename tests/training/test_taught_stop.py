@@ -24,7 +24,7 @@ from small_steps import POLICY, imitation_batch, layout_of, small_params
 from tiny import SlowReasoner, compiled, real_tokens
 
 KEY = jax.random.key(0)
-CLEAN = POLICY.having(max_latents=3, dropout_rate=0.0)
+CLEAN = POLICY.with_config(max_latents=3, dropout_rate=0.0)
 STEPS = (
     ("2 + 3 = 5",),
     ("4 - 1 = 3", "3 x 2 = 6"),

@@ -110,7 +110,7 @@ class Hybrid(LatentPolicySettings):
             )
             # The slots after a thought's end have no action, and so no weights.
             s_BLD = jax.lax.stop_gradient(s_BLD / jnp.maximum(norm_BL1, _EPSILON))
-            x_BLD = mixed(params[LATENT_POLICY], e_BLD, s_BLD)
+            x_BLD = mix(params[LATENT_POLICY], e_BLD, s_BLD)
             if self.end_id is None:
                 return x_BLD
             is_end_BL1 = ends(params, action)[..., None]
@@ -138,7 +138,7 @@ class Hybrid(LatentPolicySettings):
         )
 
 
-def mixed(
+def mix(
     params,
     e_BLD: jax.Array,
     s_BLD: jax.Array,

@@ -160,7 +160,7 @@ class AdaptiveLength(Distillation):
             policy: as in `Recipe.loss`, with the latent policy adalr.
         """
         rows = jnp.float32(batch.draws.shape[0])
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         # The teacher reads its written steps.
         teacher, teacher_BMD = teach(
             policy.reasoner, params, batch, key, policy.config.dropout_rate
@@ -169,7 +169,7 @@ class AdaptiveLength(Distillation):
             return teacher, {"loss": (teacher, rows)}, None
         # Lengths are given, so that nothing stops by itself. Without an end marker the thought's last state is kept.
         given = dataclasses.replace(
-            policy.having(closing_ids=()),
+            policy.with_config(closing_ids=()),
             latent_policy=policy.latent_policy.not_halting(),
         )
         keys_B = noise.row_keys(key, batch.draws)

@@ -86,7 +86,7 @@ class Compression(RecipeSettings):
         self, settings: ImitateSettings, default: Recipe | None = None
     ) -> Recipe:
         """Return the recipe: CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`, without stages."""
-        return chunk_recipe(settings, "colar", chunks_of, MOST_SPEED, pooled)
+        return chunk_recipe(settings, "colar", chunks_of, MOST_SPEED, pool)
 
 
 def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
@@ -95,7 +95,7 @@ def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
     return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
 
 
-def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
+def pool(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
     """Return the inputs [B, S, D]: sums of embeddings by the root of their number, to which a chunk's adds 1e-5."""
     sizes_BS1 = batch.sizes[..., None]
     used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
@@ -115,7 +115,7 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     """
     reasoner = policy.reasoner
     rate = policy.config.dropout_rate
-    params = reasoner.stacked(params)
+    params = reasoner.stack(params)
     keys_B = noise.row_keys(key, batch.draws)
     slots_S = jnp.arange(batch.sizes.shape[1])
     # Read the prompts, then the slots that follow them.
@@ -307,7 +307,7 @@ def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
 
 def _project(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
     """Return the slots' inputs [B, S, D]: embeddings, and of the thought the projector's, times the latents' unit."""
-    words_BSD = pooled(policy, params, batch)
+    words_BSD = pool(policy, params, batch)
     reasoner = policy.reasoner
     if batch.predicted is None:
         return words_BSD

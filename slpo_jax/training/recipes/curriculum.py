@@ -179,7 +179,7 @@ def after_latents(
     """
     slots_A = jnp.arange(batch.suffix.tokens.shape[1])
     config = policy.config
-    layout = policy.having(
+    layout = policy.with_config(
         stopping="length",
         dropout_where="all",
         latent_policy_noise=False,
@@ -289,7 +289,7 @@ def loss(
         may_lack: see `after_latents`.
         gate_weight: see `stop_term`.
     """
-    params = policy.reasoner.stacked(params)
+    params = policy.reasoner.stack(params)
     # Think, and read what follows the latents.
     inputs, thought = after_latents(
         policy, params, batch, noise.row_keys(key, batch.draws), may_lack
@@ -370,7 +370,7 @@ class Internalization(RecipeSettings):
         phases = functools.partial(self.phases, settings)
 
         def rows(draw: Draw) -> ImitationBatch:
-            return imitation_batch(draw, self.removed(draw))
+            return imitation_batch(draw, self.draw_removed(draw))
 
         return Recipe(
             phases=phases,
@@ -429,7 +429,7 @@ class Internalization(RecipeSettings):
         )
         return consecutive([cot, dropping, answers])
 
-    def removed(self, draw: Draw) -> np.ndarray | int:
+    def draw_removed(self, draw: Draw) -> np.ndarray | int:
         """Draw s + o of a batch's rows, int [B]; 0 where nothing is left out."""
         if not draw.phase.rise:
             return 0

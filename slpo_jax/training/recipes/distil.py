@@ -189,7 +189,7 @@ class Distillation(RecipeSettings):
             gate_weight: see `curriculum.stop_term`.
         """
         rows = jnp.float32(batch.draws.shape[0])
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stack(params)
         # The teacher reads its written steps.
         teacher, teacher_BMD = teach(
             policy.reasoner, params, batch, key, policy.config.dropout_rate

@@ -54,7 +54,7 @@ class Frontier(RecipeSettings):
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
             # Questions of another kind are refused before any training.
             for prompt in problems.prompts:
-                shuffled(prompt, *_find_signs(problems), np.random.default_rng(0))
+                shuffle(prompt, *_find_signs(problems), np.random.default_rng(0))
             return curriculum.phases(published, max_latents)
 
         def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
@@ -88,7 +88,7 @@ def _find_signs(problems: EncodedProblems) -> tuple[int, int]:
     return template.token(BAR), template.token(ASKED)
 
 
-def shuffled(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
+def shuffle(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
     """Shuffle the edges of a prompt `.. a b | c d | e f [Q] x y ..`, and x and y.
 
     Args:
@@ -131,7 +131,7 @@ def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
     stages_B = np.where(draws_2B[0] < settings.mix, any_stage_B, stages_B)
     # Shuffle each question's edges and ends.
     signs = _find_signs(problems)
-    again = [shuffled(problems.prompts[i], *signs, rng) for i in indices]
+    again = [shuffle(problems.prompts[i], *signs, rng) for i in indices]
     suffix = draw.suffixes([problems.suffix(i, None) for i in indices])
     # A row that has no step left answers; the others say a node of the next step.
     answers_B = stages_B == steps_B
@@ -156,8 +156,8 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     Args:
         policy: as in `Recipe.loss`.
     """
-    params = policy.reasoner.stacked(params)
-    open_ended = policy.having(closing_ids=())  # so it keeps the last state
+    params = policy.reasoner.stack(params)
+    open_ended = policy.with_config(closing_ids=())  # so it keeps the last state
     inputs, thought = curriculum.after_latents(
         open_ended, params, batch, noise.row_keys(key, batch.draws)
     )

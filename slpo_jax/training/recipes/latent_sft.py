@@ -79,7 +79,7 @@ class LatentBatch:
     labelled: bool = struct.field(pytree_node=False, default=False)
 
 
-def perturbed(
+def perturb(
     key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, mask_N: jax.Array, closing: int
 ):
     """Perturb q: softmax(log q + clamped Gumbel noise), drawn again while a latent's likeliest token is `closing`.
@@ -297,7 +297,7 @@ class LatentSft(RecipeSettings):
         rate = 0.0 if batch.labelled else policy.config.dropout_rate
         slots_L = jnp.arange(read.tokens.shape[1])
         hidden_BLD, _ = reasoner.forward(
-            reasoner.stacked(tree),
+            reasoner.stack(tree),
             jnp.where(read.latents[..., None] > 0, compress_D[None, None], inputs_BLD),
             read.positions,
             read.positions >= 0,
@@ -325,7 +325,7 @@ class LatentSft(RecipeSettings):
         reasoner = policy.reasoner
         text = batch.text
         count = batch.rows.weights.sum()
-        stacked = reasoner.stacked(params)
+        stacked = reasoner.stack(params)
         keys_B = noise.row_keys(key, batch.draws)
         inputs_BLD = reasoner.embed(params, text.tokens)
         labels = None
@@ -338,7 +338,7 @@ class LatentSft(RecipeSettings):
             )
             if batch.labelled:
                 closing = policy.config.closing_ids[0]
-                perturb_rows = jax.vmap(functools.partial(perturbed, closing=closing))
+                perturb_rows = jax.vmap(functools.partial(perturb, closing=closing))
                 mask_BN = batch.divergence > 0
                 noisy_BNM = perturb_rows(encoder_keys_B, q_BNM, ids_BNM, mask_BN)
                 labels = jax.lax.stop_gradient(noisy_BNM)

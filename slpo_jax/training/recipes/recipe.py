@@ -271,7 +271,7 @@ class Recipe:
         return self.rows(draw)
 
     @property
-    def ends_apart(self) -> bool:
+    def has_extra_parameters(self) -> bool:
         """Whether the trained parts are finished into what later stages get."""
         return self.init is not None or self.finish is not dict
 

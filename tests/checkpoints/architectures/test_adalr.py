@@ -50,7 +50,7 @@ by_case = pytest.mark.parametrize(
 
 def _asked(solver, questions=QUESTIONS):
     """Rollouts without noise, of prompts that are padded together."""
-    policy = solver.setup.policy.without_noise().having(
+    policy = solver.setup.policy.without_noise().with_config(
         stopping="length", answer_slots=BUDGET
     )
     template = solver.setup.template

@@ -142,7 +142,7 @@ def test_latents_are_the_head_s_of_each_hidden_state(tmp_path):
     """Asked as published, without a begin-of-text; every step of the oracle is a fresh pass over one unpadded row."""
     tensors = published(tmp_path / "colar")
     solver = load_solver(str(tmp_path / "colar"), latents=LATENTS, max_answer_tokens=4)
-    policy = solver.setup.policy.without_noise().having(stopping="length")
+    policy = solver.setup.policy.without_noise().with_config(stopping="length")
     template = solver.setup.template
     prompt = template.prompt(QUESTION)
     texts = _tokenizer()
@@ -223,7 +223,11 @@ def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, least):
     keys = noise.row_keys(jax.random.key(0), jnp.zeros(len(prompts), jnp.int32))
     rule_B = jnp.full(len(prompts), 5)
     ours = sample(
-        policy.having(stopping="length"), reasoner.solver.params, padded, keys, rule_B
+        policy.with_config(stopping="length"),
+        reasoner.solver.params,
+        padded,
+        keys,
+        rule_B,
     )
     assert [length in ours.lengths.tolist() for length in (0, 1, 4, 5)] == [
         not least,

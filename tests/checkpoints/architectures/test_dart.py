@@ -98,4 +98,4 @@ def test_one_pathway_writes_every_step_and_the_other_none(tmp_path_factory):
 def test_a_file_without_its_network_is_refused():
     unwrapped = Dart.unwrap({"silent.embedding": np.zeros(4)}, "here")
     with pytest.raises(UserError, match=r"here: .*silent\.fc_in\.weight"):
-        Dart.found(unwrapped, {}, "here")
+        Dart.from_checkpoint(unwrapped, {}, "here")
