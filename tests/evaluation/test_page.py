@@ -215,7 +215,7 @@ def test_it_is_used(workdir, dom):
       sort(); seen.push(first()); sort(); seen.push(first());
       document.querySelector('[data-turn="next"]').click();
       document.querySelector("[name=text]").value = "q";
-      document.querySelector("#results td [data-about]").focus();
+      document.querySelector("#results td [data-about]").dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
       seen.push(document.getElementById("tip").textContent, document.getElementById("tip").hidden);
       document.documentElement.dataset.seen = JSON.stringify([...seen, location.hash]);
     """
@@ -265,7 +265,7 @@ def test_figures_and_tables_are_saved_as_svg_and_csv(workdir, dom):
       Promise.all(blobs.map((blob) => blob.text())).then((texts) => {
         document.documentElement.dataset.saved = JSON.stringify(names.map((name, i) => [name, texts[i]]));
       });
-      document.querySelector(".legend [data-about]").focus();
+      document.querySelector(".legend [data-about]").dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
       document.documentElement.dataset.faint = document.querySelectorAll(".large .faint").length;
     """
     shown = dom(workdir / "report.html", "", script)

@@ -17,7 +17,7 @@ def _known(workdir: Workdir) -> set[Path]:
         workdir.report_md,
         workdir.lock,
     }
-    paths |= {workdir.report_html, workdir.trackers}
+    paths |= {workdir.report_html, workdir.trackers, workdir.times}
     for stage in workdir.finished_stages():
         folder = workdir.stage_folder(stage)
         paths |= {

@@ -294,7 +294,7 @@ def test_loss_is_the_slow_loop_s():
     weights = rows.suffix.weights * answers[:, None]
     batch = frontier.FrontierBatch(
         rows.prompts, np.array([2, 0, 1, 3], np.int32), rows.suffix._replace(weights=weights), rows.draws,
-        nodes=np.array([0, 4, 0, 6], np.int32),
+        stops=np.zeros(4, np.float32), nodes=np.array([0, 4, 0, 6], np.int32),
     )  # fmt: skip
     params = small_params()
     policy = IMITATION.with_config(dropout_rate=0.2)

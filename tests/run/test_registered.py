@@ -168,7 +168,7 @@ def test_another_config_takes_them_by_name(folder, registries):
         "train", "small.py", "--register=own.py", "--config.reward=none", folder=folder
     )
     assert line.startswith(
-        "config.reward: 'none' is not valid; give one of correct, countdown, gym, digits"
+        "config.reward: 'none' is not valid; give one of correct, countdown, gym, relative_length, digits"
     )
 
 
