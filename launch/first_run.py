@@ -1,0 +1,174 @@
+"""`python launch/first_run.py RUN RECORDING`: what the quick start's first run shows, as results/first_run.json.
+
+The run is recorded by the program `script` of Linux, in a terminal of 96 columns:
+
+    stty cols 96
+    script --log-out runs/shown --log-timing runs/shown.timing -c "slpo train quickstart"
+    python launch/first_run.py runs/quickstart runs/shown
+
+The file then has the run's training curves, what each latent of a question says, and the lines of the terminal with
+their times. `python launch/tables.py` draws them. In the lines the run's folder is called by the name that it has
+without --workdir.
+"""
+
+import argparse
+import codecs
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import slpo_jax as slpo
+from reproduce import provenance
+from slpo_jax.errors import FlagParser, UserError, silent_when_unread
+from slpo_jax.evaluation.curves import read_metrics, training_curves
+from slpo_jax.io.files import read_json, write_text
+from tables import dump
+
+FILE = Path(__file__).resolve().parents[1] / "results" / "first_run.json"
+QUESTION = "7 * 3 + 9 * 7 + 2"
+COLUMNS = 96
+_VERSIONS = 8  # of a line that is written anew, such as a bar
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def curves(run: Path, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Make a table of imitation's accuracy and one of the mean reward, in percent, with a column for each step.
+
+    Args:
+        labels: names of rows by stage.
+    """
+    logged = training_curves(read_metrics(run / "metrics.jsonl")[0])
+    made = {}
+    for scalar in ("accuracy", "reward"):
+        lines = {}
+        for stage, scalars in logged.items():
+            if scalar in scalars:
+                steps, values = scalars[scalar]
+                lines[labels.get(stage, stage)] = dict(zip(steps, values, strict=True))
+        steps = sorted(set().union(*lines.values()))
+        rows: list[list[Any]] = []
+        for name, line in lines.items():
+            cells = [
+                round(100 * line[step], 2) if step in line else None for step in steps
+            ]
+            rows.append([name, *cells])
+        made[scalar] = {"columns": ["", *map(str, steps)], "rows": rows}
+    return made
+
+
+def thought(run: Path) -> dict[str, Any]:
+    """Make a table of a question's latents: the decoder's step, and the nearest tokens with their probabilities."""
+    solution = slpo.load(run).solve(QUESTION)
+    rows = []
+    for number, latent in enumerate(solution.latents, 1):
+        cells: list[Any] = [str(number), latent.words]
+        for token, probability in latent.nearest:
+            cells += [token, float(f"{probability:.3g}")]
+        rows.append(cells)
+    pairs = ["token", "probability"] * len(solution.latents[0].nearest)
+    return {
+        "question": QUESTION,
+        "answer": solution.answer,
+        "columns": ["latent", "says", *pairs],
+        "rows": rows,
+    }
+
+
+def chunks(recording: Path) -> Iterator[tuple[float, str]]:
+    """Read what `script` has recorded: texts, and the seconds since its beginning at which they came."""
+    timing = recording.with_name(f"{recording.name}.timing")
+    # Its first line is a comment of `script` itself.
+    written = recording.read_bytes().partition(b"\n")[2]
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    seconds = 0.0
+    for line in timing.read_text().splitlines():
+        delay, size = line.split()
+        seconds += float(delay)
+        yield seconds, decoder.decode(written[: int(size)])
+        written = written[int(size) :]
+
+
+def terminal(written: Iterator[tuple[float, str]]) -> list[list[Any]]:
+    """Follow a terminal's screen: what stands in which line, from which second on and until which.
+
+    Returns:
+        rows [text, line, from, until]; until is None of what is there at the end.
+    """
+    screen: list[str] = [""]
+    column = 0
+    versions: dict[int, list[tuple[float, str]]] = {}
+    for seconds, text in written:
+        for character in _ESCAPE.sub("", text):
+            if character == "\r":
+                column = 0
+                continue
+            if character == "\n" or column == COLUMNS:
+                screen.append("")
+                column = 0
+            if character != "\n":
+                line = screen[-1].ljust(column)
+                screen[-1] = line[:column] + character + line[column + 1 :]
+                column += 1
+        for place, line in enumerate(screen):
+            known = versions.setdefault(place, [])
+            if not known or known[-1][1] != line.rstrip():
+                known.append((round(seconds, 1), line.rstrip()))
+    rows = []
+    for place, known in versions.items():
+        some = _thin(known)
+        ends = [begin for begin, _ in some[1:]]
+        for (begin, line), end in zip(some, [*ends, None], strict=True):
+            rows.append([line, place, begin, end])
+    return rows
+
+
+def _thin(versions: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Keep the first, the last, and some between, evenly in time."""
+    begin = versions[0][0]
+    wait = (versions[-1][0] - begin) / _VERSIONS
+    kept = [versions[0]]
+    for version in versions[1:-1]:
+        if version[0] - kept[-1][0] >= wait:
+            kept.append(version)
+    if len(versions) > 1:
+        kept.append(versions[-1])
+    return kept
+
+
+@silent_when_unread()
+def main(argv: list[str] | None = None) -> int:
+    """The command; its exit status."""
+    parser = FlagParser(
+        prog="python launch/first_run.py",
+        description="Curves, a thought and the terminal of a first run.",
+    )
+    parser.add_argument("run", type=Path, help="a finished quick start")
+    parser.add_argument("recording", type=Path, help="by the program `script`")
+    try:
+        flags: argparse.Namespace = parser.parse_args(argv)
+        report = read_json(flags.run / "report.json", "give a run that has ended")
+        labels = {name: row["label"] for name, row in report["rows"].items()}
+        found = curves(flags.run, labels | {"imitate": "SFT"})
+        found["thought"] = thought(flags.run)
+        lines = []
+        for row in terminal(chunks(flags.recording)):
+            lines.append([row[0].replace(str(flags.run), "runs/quickstart"), *row[1:]])
+        columns = ["", "line", "from", "until"]
+        found["terminal"] = {"columns": columns, "rows": lines}
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    config = read_json(flags.run / "config.json", "give a run that has ended")
+    command = shlex.join(
+        ["python", "launch/first_run.py", "runs/quickstart", "runs/shown"]
+    )
+    whole = {**provenance(command), "seeds": [config["seed"]], "tables": found}
+    write_text(FILE, dump(whole))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
