@@ -165,13 +165,16 @@ def curves(panels: Mapping[str, Table], titles: Mapping[str, str]) -> str:
         panels: tables of a results file; their columns are steps, and a cell is None where a line has no point.
         titles: of the panels' axes.
     """
-    gap = 76
-    parts = _begin(_LEFT + _WIDE + 24, _TOP + len(panels) * (_HIGH + gap) - 8)
-    top = _TOP
+    legend = 18
+    gap = 76 + legend
+    parts = _begin(_LEFT + _WIDE + 24, _TOP + len(panels) * (_HIGH + gap) - 30)
+    top = _TOP + legend
     for name, table in panels.items():
         steps = list(map(int, table["columns"][1:]))
         last = _round_up(steps[-1])
-        parts += _axes(top, last, ("step", titles[name]))
+        parts += _axes(top, last, ("step", ""))
+        parts.append(_text(8, top - 14 - legend, titles[name], more='class="soft"'))
+        x_name = float(_LEFT)
         for number, (label, *cells) in enumerate(table["rows"]):
             colour = _colour(number + 1)
             corners = []
@@ -182,11 +185,11 @@ def curves(panels: Mapping[str, Table], titles: Mapping[str, str]) -> str:
                     corners.append(f"{x:.1f} {y:.1f}")
             path = f"M{'L'.join(corners)}"
             parts.append(_line(path, colour, 'stroke-width="2" fill="none"'))
-            # The names stand in the corner that curves leave free, below on the right.
-            y = top + _HIGH - 12 - 17 * (len(table["rows"]) - 1 - number)
-            x = _LEFT + _WIDE - 210
-            parts.append(_line(f"M{x} {y - 4}h18", colour, 'stroke-width="2"'))
-            parts.append(_text(x + 24, y, label))
+            # The names stand above, one beside the other.
+            sample = f"M{x_name:.1f} {top - 14}h18"
+            parts.append(_line(sample, colour, 'stroke-width="2"'))
+            parts.append(_text(x_name + 24, top - 10, label))
+            x_name += 44 + 6.5 * len(label)
         top += _HIGH + gap
     return _end(parts)
 

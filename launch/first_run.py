@@ -1,14 +1,14 @@
-"""`python launch/first_run.py RUN RECORDING`: what the quick start's first run shows, as results/first_run.json.
+"""`python launch/first_run.py CHECKPOINT RECORDING`: what the quick start's first run shows, as results/first_run.json.
 
-The run is recorded by the program `script` of Linux, in a terminal of 96 columns:
+The checkpoint is one of the quick start, and is asked the first test problem. The recording is one of the program
+`script` of Linux, in a terminal of 96 columns:
 
     stty cols 96
-    script --log-out runs/shown --log-timing runs/shown.timing -c "slpo train quickstart"
-    python launch/first_run.py runs/quickstart runs/shown
+    script --log-out runs/shown --log-timing runs/shown.timing -c "slpo train quickstart --smoke"
+    slpo train quickstart
+    python launch/first_run.py runs/quickstart/checkpoints/imitate runs/shown
 
-The file then has the run's training curves, what each latent of a question says, and the lines of the terminal with
-their times. `python launch/tables.py` draws them. In the lines the run's folder is called by the name that it has
-without --workdir.
+`python launch/tables.py` draws both.
 """
 
 import argparse
@@ -16,61 +16,36 @@ import codecs
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import slpo_jax as slpo
 from reproduce import provenance
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
-from slpo_jax.evaluation.curves import read_metrics, training_curves
-from slpo_jax.io.files import read_json, write_text
+from slpo_jax.io.files import write_text
 from tables import dump
 
 FILE = Path(__file__).resolve().parents[1] / "results" / "first_run.json"
-QUESTION = "7 * 3 + 9 * 7 + 2"
 COLUMNS = 96
 _VERSIONS = 8  # of a line that is written anew, such as a bar
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def curves(run: Path, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Make a table of imitation's accuracy and one of the mean reward, in percent, with a column for each step.
-
-    Args:
-        labels: names of rows by stage.
-    """
-    logged = training_curves(read_metrics(run / "metrics.jsonl")[0])
-    made = {}
-    for scalar in ("accuracy", "reward"):
-        lines = {}
-        for stage, scalars in logged.items():
-            if scalar in scalars:
-                steps, values = scalars[scalar]
-                lines[labels.get(stage, stage)] = dict(zip(steps, values, strict=True))
-        steps = sorted(set().union(*lines.values()))
-        rows: list[list[Any]] = []
-        for name, line in lines.items():
-            cells = [
-                round(100 * line[step], 2) if step in line else None for step in steps
-            ]
-            rows.append([name, *cells])
-        made[scalar] = {"columns": ["", *map(str, steps)], "rows": rows}
-    return made
-
-
-def thought(run: Path) -> dict[str, Any]:
-    """Make a table of a question's latents: the decoder's step, and the nearest tokens with their probabilities."""
-    solution = slpo.load(run).solve(QUESTION)
+def thought(checkpoint: Path) -> dict[str, Any]:
+    """Make a table of the latents for the first test problem: the decoder's step, and the nearest tokens."""
+    reasoner = slpo.load(checkpoint)
+    question = reasoner.problems("test")[0].question
+    solution = reasoner.solve(question)
     rows = []
     for number, latent in enumerate(solution.latents, 1):
         cells: list[Any] = [str(number), latent.words]
         for token, probability in latent.nearest:
-            cells += [token, float(f"{probability:.3g}")]
+            cells += [token.strip() or repr(token)[1:-1], float(f"{probability:.3g}")]
         rows.append(cells)
     pairs = ["token", "probability"] * len(solution.latents[0].nearest)
     return {
-        "question": QUESTION,
+        "question": question.strip(),
         "answer": solution.answer,
         "columns": ["latent", "says", *pairs],
         "rows": rows,
@@ -143,30 +118,23 @@ def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     parser = FlagParser(
         prog="python launch/first_run.py",
-        description="Curves, a thought and the terminal of a first run.",
+        description="A thought and the terminal of a first run.",
     )
-    parser.add_argument("run", type=Path, help="a finished quick start")
+    parser.add_argument("checkpoint", type=Path, help="of a quick start")
     parser.add_argument("recording", type=Path, help="by the program `script`")
     try:
         flags: argparse.Namespace = parser.parse_args(argv)
-        report = read_json(flags.run / "report.json", "give a run that has ended")
-        labels = {name: row["label"] for name, row in report["rows"].items()}
-        found = curves(flags.run, labels | {"imitate": "SFT"})
-        found["thought"] = thought(flags.run)
-        lines = []
-        for row in terminal(chunks(flags.recording)):
-            lines.append([row[0].replace(str(flags.run), "runs/quickstart"), *row[1:]])
-        columns = ["", "line", "from", "until"]
-        found["terminal"] = {"columns": columns, "rows": lines}
+        lines = terminal(chunks(flags.recording))
+        tables = {
+            "thought": thought(flags.checkpoint),
+            "terminal": {"columns": ["", "line", "from", "until"], "rows": lines},
+        }
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    config = read_json(flags.run / "config.json", "give a run that has ended")
-    command = shlex.join(
-        ["python", "launch/first_run.py", "runs/quickstart", "runs/shown"]
-    )
-    whole = {**provenance(command), "seeds": [config["seed"]], "tables": found}
-    write_text(FILE, dump(whole))
+    names = ["runs/quickstart/checkpoints/imitate", "runs/shown"]
+    command = shlex.join(["python", "launch/first_run.py", *names])
+    write_text(FILE, dump({**provenance(command), "seeds": [0], "tables": tables}))
     return 0
 
 
