@@ -1,14 +1,14 @@
-"""`python launch/first_run.py CHECKPOINT RECORDING`: what the quick start's first run shows, as results/first_run.json.
+"""`python launch/first_run.py RUN RECORDING`: what a quick start shows, as results/first_run.json.
 
-The checkpoint is one of the quick start, and is asked the first test problem. The recording is one of the program
-`script` of Linux, in a terminal of 96 columns:
+The run is finished. The recording is one of the program `script` of Linux, in a terminal of 96 columns, of the command
+that continued the run at its last objective:
 
     stty cols 96
-    script --log-out runs/shown --log-timing runs/shown.timing -c "slpo train quickstart --smoke"
-    slpo train quickstart
-    python launch/first_run.py runs/quickstart/checkpoints/imitate runs/shown
+    script --log-out runs/shown --log-timing runs/shown.timing -c "slpo train quickstart"
+    python launch/first_run.py runs/quickstart runs/shown
 
-`python launch/tables.py` draws both.
+The file has the training curves, what each latent says of the first test problem, and the lines of the terminal with
+their times. `python launch/tables.py` draws them.
 """
 
 import argparse
@@ -16,14 +16,15 @@ import codecs
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import slpo_jax as slpo
 from reproduce import provenance
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
-from slpo_jax.io.files import write_text
+from slpo_jax.evaluation.curves import read_metrics, training_curves
+from slpo_jax.io.files import read_json, write_text
 from tables import dump
 
 FILE = Path(__file__).resolve().parents[1] / "results" / "first_run.json"
@@ -32,9 +33,34 @@ _VERSIONS = 8  # of a line that is written anew, such as a bar
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def thought(checkpoint: Path) -> dict[str, Any]:
+def curves(run: Path, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Make a table of imitation's accuracy and one of the mean reward, in percent, with a column for each step.
+
+    Args:
+        labels: names of rows by stage.
+    """
+    logged = training_curves(read_metrics(run / "metrics.jsonl")[0])
+    made = {}
+    for scalar in ("accuracy", "reward"):
+        lines = {}
+        for stage, scalars in logged.items():
+            if scalar in scalars:
+                steps, values = scalars[scalar]
+                lines[labels.get(stage, stage)] = dict(zip(steps, values, strict=True))
+        steps = sorted(set().union(*lines.values()))
+        rows: list[list[Any]] = []
+        for name, line in lines.items():
+            cells = [
+                round(100 * line[step], 2) if step in line else None for step in steps
+            ]
+            rows.append([name, *cells])
+        made[scalar] = {"columns": ["", *map(str, steps)], "rows": rows}
+    return made
+
+
+def thought(run: Path) -> dict[str, Any]:
     """Make a table of the latents for the first test problem: the decoder's step, and the nearest tokens."""
-    reasoner = slpo.load(checkpoint)
+    reasoner = slpo.load(run)
     question = reasoner.problems("test")[0].question
     solution = reasoner.solve(question)
     rows = []
@@ -118,21 +144,24 @@ def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     parser = FlagParser(
         prog="python launch/first_run.py",
-        description="A thought and the terminal of a first run.",
+        description="Curves, a thought and the terminal of a run.",
     )
-    parser.add_argument("checkpoint", type=Path, help="of a quick start")
+    parser.add_argument("run", type=Path, help="a finished quick start")
     parser.add_argument("recording", type=Path, help="by the program `script`")
     try:
         flags: argparse.Namespace = parser.parse_args(argv)
         lines = terminal(chunks(flags.recording))
+        report = read_json(flags.run / "report.json", "give a run that has ended")
+        labels = {name: row["label"] for name, row in report["rows"].items()}
         tables = {
-            "thought": thought(flags.checkpoint),
+            **curves(flags.run, labels),
+            "thought": thought(flags.run),
             "terminal": {"columns": ["", "line", "from", "until"], "rows": lines},
         }
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    names = ["runs/quickstart/checkpoints/imitate", "runs/shown"]
+    names = ["runs/quickstart", "runs/shown"]
     command = shlex.join(["python", "launch/first_run.py", *names])
     write_text(FILE, dump({**provenance(command), "seeds": [0], "tables": tables}))
     return 0

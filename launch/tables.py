@@ -31,13 +31,13 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "results/arena.json", lambda tables: intervals(tables["groups, minus SFT on keys"], ("Acc", "Pass@16"))
     ),
     "docs/cost.svg": ("results/depth.json", lambda tables: _draw_cost(tables)),
-    "docs/training.svg": ("results/tutorial.json", lambda tables: curves(
+    "docs/training.svg": ("results/first_run.json", lambda tables: curves(
         {name: tables[name] for name in ("accuracy", "reward")},
         {"accuracy": "imitation: texts with all tokens right (%)", "reward": "rewards: mean reward (%)"},
     )),
     "docs/thought.svg": ("results/first_run.json", lambda tables: thought(tables["thought"])),
     "docs/first_run.svg": (
-        "results/first_run.json", lambda tables: terminal(tables["terminal"], "slpo train quickstart --smoke")
+        "results/first_run.json", lambda tables: terminal(tables["terminal"], "slpo train quickstart")
     ),
 }  # fmt: skip
 """File -> the results file that it shows, and what draws it from the tables there."""

@@ -14,7 +14,6 @@ from typing import Any
 import slpo_jax as slpo
 from reproduce import provenance
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
-from slpo_jax.evaluation.curves import read_metrics, training_curves
 from slpo_jax.io.files import read_json, write_text
 from tables import dump
 
@@ -77,38 +76,11 @@ def tables_of(folder: Path) -> dict[str, Any]:
     finer = [_interval(*compared[key]) for key in METRICS]
 
     columns = ["", *METRICS.values()]
-    labels = {name: row["label"] for name, row in near["rows"].items()}
     return {
-        **curves(folder / "runs" / "near", labels),
         "rows": _table(["row", *METRICS.values()], rows),
         "minus SFT, as many steps more": _table(columns, [["answer_only", *reward]]),
         "finer reward minus plain verifier": _table(columns, [["answer_only", *finer]]),
     }
-
-
-def curves(run: Path, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Make a table of imitation's accuracy and one of the mean reward, in percent, with a column for each step.
-
-    Args:
-        labels: names of rows by stage.
-    """
-    logged = training_curves(read_metrics(run / "metrics.jsonl")[0])
-    made = {}
-    for scalar in ("accuracy", "reward"):
-        lines = {}
-        for stage, scalars in logged.items():
-            if scalar in scalars:
-                steps, values = scalars[scalar]
-                lines[labels.get(stage, stage)] = dict(zip(steps, values, strict=True))
-        steps = sorted(set().union(*lines.values()))
-        rows: list[list[Any]] = []
-        for name, line in lines.items():
-            cells = [
-                round(100 * line[step], 2) if step in line else None for step in steps
-            ]
-            rows.append([name, *cells])
-        made[scalar] = {"columns": ["", *map(str, steps)], "rows": rows}
-    return made
 
 
 def _table(columns: list[str], rows: list[list[Any]]) -> dict[str, Any]:
