@@ -238,7 +238,7 @@ def thought(table: Table) -> str:
     return _end(parts)
 
 
-def terminal(table: Table, command: str, columns: int = 96) -> str:
+def terminal(table: Table, command: str, columns: int = 124) -> str:
     """Draw a recorded terminal, whose time runs faster here; where nothing moves, its end is seen.
 
     Args:

@@ -1,9 +1,9 @@
 """`python launch/first_run.py RUN RECORDING`: what a quick start shows, as results/first_run.json.
 
-The run is finished. The recording is one of the program `script` of Linux, in a terminal of 96 columns, of the command
+The run is finished. The recording is one of the program `script` of Linux, in a terminal of 124 columns, of the command
 that continued the run at its last objective:
 
-    stty cols 96
+    stty cols 124
     script --log-out runs/shown --log-timing runs/shown.timing -c "slpo train quickstart"
     python launch/first_run.py runs/quickstart runs/shown
 
@@ -28,7 +28,7 @@ from slpo_jax.io.files import read_json, write_text
 from tables import dump
 
 FILE = Path(__file__).resolve().parents[1] / "results" / "first_run.json"
-COLUMNS = 96
+COLUMNS = 124
 _VERSIONS = 8  # of a line that is written anew, such as a bar
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
