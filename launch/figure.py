@@ -238,11 +238,11 @@ def thought(table: Table) -> str:
     return _end(parts)
 
 
-def terminal(table: Table, command: str, columns: int = 124) -> str:
+def terminal(table: Table, command: str, columns: int = 134) -> str:
     """Draw a recorded terminal, whose time runs faster here; where nothing moves, its end is seen.
 
     Args:
-        table: rows [text, line, from, until], in seconds; until is None of what is there at the end.
+        table: rows [line, text, from, until], in seconds; until is None of what is there at the end.
         command: what was typed.
     """
     seconds = 14
@@ -254,10 +254,10 @@ def terminal(table: Table, command: str, columns: int = 124) -> str:
 
     rows = table["rows"]
     whole = max(begin for _, _, begin, _ in rows)
-    lines = max(line for _, line, _, _ in rows) + 2
+    lines = max(int(line) for line, *_ in rows) + 2
     rules = ["text {font-size: 12px}"]
     texts = [_text(left, top - 18, f"$ {command}", more='class="mono"')]
-    for number, (text, line, begin, until) in enumerate(rows):
+    for number, (line, text, begin, until) in enumerate(rows):
         if not text:
             continue
         # It is seen from its time on, until another text takes its line.
@@ -268,7 +268,7 @@ def terminal(table: Table, command: str, columns: int = 124) -> str:
         rules.append(f"#t{number} {{animation: k{number} {seconds}s step-end 3}}")
         if until is not None:
             rules.append(f"#t{number} {{opacity: 0}}")
-        y = top + line_height * line
+        y = top + line_height * int(line)
         wide = character * len(text)
         more = f'id="t{number}" class="mono" textLength="{wide:.0f}" lengthAdjust="spacingAndGlyphs"'
         texts.append(_text(left, y, text, more=more))

@@ -1,14 +1,13 @@
 """`python launch/first_run.py RUN RECORDING`: what a quick start shows, as results/first_run.json.
 
-The run is finished. The recording is one of the program `script` of Linux, in a terminal of 124 columns, of the command
-that continued the run at its last objective:
+The run is recorded by the program `script` of Linux, and drawn in a terminal of 134 columns:
 
-    stty cols 124
+    stty cols 134
     script --log-out runs/shown --log-timing runs/shown.timing -c "slpo train quickstart"
     python launch/first_run.py runs/quickstart runs/shown
 
 The file has the training curves, what each latent says of the first test problem, and the lines of the terminal with
-their times. `python launch/tables.py` draws them.
+their times. `python launch/tables.py` draws them. In the lines the run has the folder that it gets without --workdir.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from slpo_jax.io.files import read_json, write_text
 from tables import dump
 
 FILE = Path(__file__).resolve().parents[1] / "results" / "first_run.json"
-COLUMNS = 124
+COLUMNS = 134
 _VERSIONS = 8  # of a line that is written anew, such as a bar
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -81,8 +80,9 @@ def thought(run: Path) -> dict[str, Any]:
 def chunks(recording: Path) -> Iterator[tuple[float, str]]:
     """Read what `script` has recorded: texts, and the seconds since its beginning at which they came."""
     timing = recording.with_name(f"{recording.name}.timing")
-    # Its first line is a comment of `script` itself.
+    # Its first line is a comment of `script` itself, and so is its last.
     written = recording.read_bytes().partition(b"\n")[2]
+    written = written.rpartition(b"\nScript done on")[0] or written
     decoder = codecs.getincrementaldecoder("utf-8")()
     seconds = 0.0
     for line in timing.read_text().splitlines():
@@ -96,7 +96,7 @@ def terminal(written: Iterator[tuple[float, str]]) -> list[list[Any]]:
     """Follow a terminal's screen: what stands in which line, from which second on and until which.
 
     Returns:
-        rows [text, line, from, until]; until is None of what is there at the end.
+        rows [line, text, from, until]; until is None of what is there at the end.
     """
     screen: list[str] = [""]
     column = 0
@@ -122,7 +122,7 @@ def terminal(written: Iterator[tuple[float, str]]) -> list[list[Any]]:
         some = _thin(known)
         ends = [begin for begin, _ in some[1:]]
         for (begin, line), end in zip(some, [*ends, None], strict=True):
-            rows.append([line, place, begin, end])
+            rows.append([str(place), line, begin, end])
     return rows
 
 
@@ -151,12 +151,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         flags: argparse.Namespace = parser.parse_args(argv)
         lines = terminal(chunks(flags.recording))
+        for line in lines:
+            line[1] = line[1].replace(str(flags.run), "runs/quickstart")
         report = read_json(flags.run / "report.json", "give a run that has ended")
         labels = {name: row["label"] for name, row in report["rows"].items()}
         tables = {
-            **curves(flags.run, labels),
+            **curves(flags.run, labels | {"imitate": "SFT"}),
             "thought": thought(flags.run),
-            "terminal": {"columns": ["", "line", "from", "until"], "rows": lines},
+            "terminal": {"columns": ["line", "text", "from", "until"], "rows": lines},
         }
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
