@@ -257,7 +257,7 @@ def test_figures_are_drawn_from_results(name):
     """After a change of results/: python launch/tables.py."""
     assert (tables.ROOT / name).read_text() == tables.draw_figure(name)
     assert any(
-        f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages()
+        f"{name.removeprefix('docs/')})" in page.read_text() for page in tables.pages()
     )
 
 
