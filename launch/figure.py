@@ -1,4 +1,7 @@
-"""Figures of a results file as pictures: differences as dots, and one figure against another."""
+"""Figures of a results file as pictures: differences, one figure against another, curves, a thought, a terminal.
+
+They have a ground of their own, and other colours where the reader's screen is dark.
+"""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,11 +16,24 @@ _COLOURS = (
     "#D55E00",
     "#009E73",
     "#CC79A7",
-    "#000000",
+    "currentColor",
     "#56B4E9",
 )
-_GRID = "#E5E5E5"
+_GRID = "#88888844"
 _AXIS = "#888"
+_STYLE = """text {font: 12px sans-serif; fill: #1F2328}
+.paper {fill: #FFF}
+.soft {fill: #59636E}
+.mono {font-family: ui-monospace, Menlo, Consolas, monospace; white-space: pre}
+.box {fill: #EEF4FB; stroke: #0072B2}
+svg {color: #000}
+@media (prefers-color-scheme: dark) {
+text {fill: #E6EDF3}
+.paper {fill: #0D1117}
+.soft {fill: #9AA4AE}
+.box {fill: #12304F}
+svg {color: #FFF}
+}"""
 
 
 def intervals(table: Table, columns: Sequence[str]) -> str:
@@ -120,65 +136,184 @@ def points(
         column: of both.
         titles: of the two axes.
     """
-    wide = 380
-    high = 220
-    left = 52
-    top = 30
-    right = 190
-    width = left + wide + right
-    height = top + high + 46
-
     place = along["columns"].index(column)
     cells = {row[0]: row[place] for row in up["rows"]}
     most = max(row[place]["value"] for row in along["rows"])
-    step = _choose_step(most, 8, (1, 2, 5, 10, 20, 50, 100, 200, 500))
-    last = step * (int(most // step) + 1)
+    last = _round_up(most)
 
-    parts = _begin(width, height)
-    parts.append(_text(left, top - 14, titles[1]))
-    parts.append(
-        _text(
-            left + wide / 2,
-            height - 8,
-            titles[0],
-            "middle",
-        )
-    )
-    for tick in range(0, 101, 20):
-        y = top + high * (1 - tick / 100)
-        parts.append(_line(f"M{left} {y:.1f}h{wide}", _GRID))
-        parts.append(
-            _text(
-                left - 6,
-                round(y + 4, 1),
-                str(tick),
-                "end",
-            )
-        )
-    for tick in range(0, last + 1, step):
-        x = left + wide * tick / last
-        parts.append(_line(f"M{x:.1f} {top}v{high}", _GRID))
-        parts.append(
-            _text(
-                x,
-                top + high + 16,
-                str(tick),
-                "middle",
-            )
-        )
-
+    width = _LEFT + _WIDE + 24
+    parts = _begin(width, _TOP + _HIGH + 46)
+    parts += _axes(_TOP, last, titles)
     for number, row in enumerate(along["rows"]):
         name = row[0]
         colour = _colour(number)
-        x = left + wide * row[place]["value"] / last
-        y = top + high * (1 - cells[name]["value"] / 100)
-        bar = high * cells[name]["se"] / 100
+        x = _LEFT + _WIDE * row[place]["value"] / last
+        y = _TOP + _HIGH * (1 - cells[name]["value"] / 100)
+        bar = _HIGH * cells[name]["se"] / 100
         parts.append(_line(f"M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}", colour))
         parts.append(_dot(f"{x:.1f}", f"{y:.1f}", colour))
-        y = top + 16 * number
-        parts.append(_dot(left + wide + 16, y - 4, colour))
-        parts.append(_text(left + wide + 26, y, name))
+        # The name stands below the dot, on the side where there is more room.
+        anchor = "start" if x < _LEFT + _WIDE / 2 else "end"
+        parts.append(_text(x, round(y + 20, 1), name, anchor))
     return _end(parts)
+
+
+def curves(panels: Mapping[str, Table], titles: Mapping[str, str]) -> str:
+    """Draw lines of percent against steps, one panel below the other.
+
+    Args:
+        panels: tables of a results file; their columns are steps, and a cell is None where a line has no point.
+        titles: of the panels' axes.
+    """
+    legend = 18
+    gap = 76 + legend
+    parts = _begin(_LEFT + _WIDE + 24, _TOP + len(panels) * (_HIGH + gap) - 30)
+    top = _TOP + legend
+    for name, table in panels.items():
+        steps = list(map(int, table["columns"][1:]))
+        last = _round_up(steps[-1])
+        parts += _axes(top, last, ("step", ""))
+        parts.append(_text(8, top - 14 - legend, titles[name], more='class="soft"'))
+        x_name = float(_LEFT)
+        for number, (label, *cells) in enumerate(table["rows"]):
+            colour = _colour(number + 1)
+            corners = []
+            for step, value in zip(steps, cells, strict=True):
+                if value is not None:
+                    x = _LEFT + _WIDE * step / last
+                    y = top + _HIGH * (1 - value / 100)
+                    corners.append(f"{x:.1f} {y:.1f}")
+            path = f"M{'L'.join(corners)}"
+            parts.append(_line(path, colour, 'stroke-width="2" fill="none"'))
+            # The names stand above, one beside the other.
+            sample = f"M{x_name:.1f} {top - 14}h18"
+            parts.append(_line(sample, colour, 'stroke-width="2"'))
+            parts.append(_text(x_name + 24, top - 10, label))
+            x_name += 44 + 6.5 * len(label)
+        top += _HIGH + gap
+    return _end(parts)
+
+
+def thought(table: Table) -> str:
+    """Draw what latents say: question, a box for each latent with its decoded step and nearest tokens, and answer.
+
+    Args:
+        table: rows [number, step, token, probability, ..], with "question" and "answer".
+    """
+    width = 440
+    high = 62
+    gap = 18
+    shown = 3  # of the nearest tokens
+    bar = 110
+
+    parts = _begin(width, 2 * 40 + len(table["rows"]) * (high + gap) + gap)
+    parts.append(_text(12, 26, "question", more='class="soft"'))
+    parts.append(_text(110, 26, table["question"], more='class="mono"'))
+    y = 40
+    parts.append(_text(20, y + 12, "decoded step", more='class="soft"'))
+    parts.append(_text(240, y + 12, "nearest tokens", more='class="soft"'))
+    for number, step, *pairs in table["rows"]:
+        parts.append(_arrow(width / 2, y, gap))
+        y += gap
+        parts.append(
+            f'<rect class="box" x="8" y="{y}" width="424" height="{high}" rx="8"/>'
+        )
+        parts.append(_text(20, y + 24, f"latent {number}", more='class="soft"'))
+        parts.append(_text(20, y + 46, step, more='class="mono"'))
+        for place in range(shown):
+            token, probability = pairs[2 * place : 2 * place + 2]
+            line = y + 20 + 16 * place
+            wide = bar * probability
+            parts.append(_text(232, line, token, "end", 'class="mono"'))
+            parts.append(
+                f'<rect x="240" y="{line - 10}" width="{wide:.1f}" height="10" fill="#0072B2"/>'
+            )
+            parts.append(
+                _text(246 + wide, line, f"{probability:.2f}", more='class="soft"')
+            )
+        y += high
+    parts.append(_arrow(width / 2, y, gap))
+    parts.append(_text(12, y + gap + 22, "answer", more='class="soft"'))
+    parts.append(_text(110, y + gap + 22, table["answer"], more='class="mono"'))
+    return _end(parts)
+
+
+def terminal(table: Table, command: str, columns: int = 134) -> str:
+    """Draw a recorded terminal, whose time runs faster here; where nothing moves, its end is seen.
+
+    Args:
+        table: rows [line, text, from, until], in seconds; until is None of what is there at the end.
+        command: what was typed.
+    """
+    seconds = 14
+    rest = 0.3  # of them, for its end
+    line_height = 17
+    character = 7.25
+    left = 12
+    top = 44
+
+    rows = table["rows"]
+    whole = max(begin for _, _, begin, _ in rows)
+    lines = max(int(line) for line, *_ in rows) + 2
+    rules = ["text {font-size: 12px}"]
+    texts = [_text(left, top - 18, f"$ {command}", more='class="mono"')]
+    for number, (line, text, begin, until) in enumerate(rows):
+        if not text:
+            continue
+        # It is seen from its time on, until another text takes its line.
+        first = 100 * (1 - rest) * begin / whole
+        last = 100.0 if until is None else 100 * (1 - rest) * until / whole
+        frames = f"0% {{opacity: 0}} {first:.2f}% {{opacity: 1}} {last:.2f}% {{opacity: {int(until is None)}}}"
+        rules.append(f"@keyframes k{number} {{{frames}}}")
+        rules.append(f"#t{number} {{animation: k{number} {seconds}s step-end 3}}")
+        if until is not None:
+            rules.append(f"#t{number} {{opacity: 0}}")
+        y = top + line_height * int(line)
+        wide = character * len(text)
+        more = f'id="t{number}" class="mono" textLength="{wide:.0f}" lengthAdjust="spacingAndGlyphs"'
+        texts.append(_text(left, y, text, more=more))
+    rules.append(
+        "@media (prefers-reduced-motion: reduce) {text {animation: none !important}}"
+    )
+    width = round(2 * left + character * columns)
+    parts = _begin(width, top + line_height * lines - 20)
+    return _end([*parts, f"<style>{chr(10).join(rules)}</style>", *texts])
+
+
+_LEFT = 40
+_TOP = 30
+_WIDE = 400
+_HIGH = 200
+
+
+def _axes(top: int, last: int, titles: tuple[str, str]) -> list[str]:
+    """Draw the grid of a panel: from 0 to `last` along, and percent up.
+
+    Args:
+        titles: of the two axes.
+    """
+    step = _choose_step(last, 8, _STEPS)
+    parts = [_text(8, top - 14, titles[1], more='class="soft"')]
+    middle = _LEFT + _WIDE / 2
+    parts.append(_text(middle, top + _HIGH + 36, titles[0], "middle", 'class="soft"'))
+    for tick in range(0, 101, 20):
+        y = top + _HIGH * (1 - tick / 100)
+        parts.append(_line(f"M{_LEFT} {y:.1f}h{_WIDE}", _GRID))
+        parts.append(_text(_LEFT - 6, round(y + 4, 1), str(tick), "end"))
+    for tick in range(0, last + 1, step):
+        x = _LEFT + _WIDE * tick / last
+        parts.append(_line(f"M{x:.1f} {top}v{_HIGH}", _GRID))
+        parts.append(_text(x, top + _HIGH + 18, str(tick), "middle"))
+    return parts
+
+
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def _round_up(most: float) -> int:
+    """Return the first tick that is not below `most`."""
+    step = _choose_step(most, 8, _STEPS)
+    return step * int(-(-most // step))
 
 
 def _choose_step(most: float, ticks: int, steps: Sequence[Any]) -> Any:
@@ -189,8 +324,8 @@ def _choose_step(most: float, ticks: int, steps: Sequence[Any]) -> Any:
 def _begin(width: int, height: int) -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-        "<style>text {font: 11px sans-serif}</style>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="paper" width="{width}" height="{height}"/>',
     ]
 
 
@@ -216,10 +351,20 @@ def _dot(
     return f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{colour}"/>'
 
 
+def _arrow(x: float, y: float, length: int) -> str:
+    """Draw an arrow that leads down."""
+    path = f"M{x} {y + 3}v{length - 6}m-4 -5l4 5l4 -5"
+    return _line(path, _AXIS, 'stroke-width="1.5" fill="none"')
+
+
 def _text(
     x: float,
     y: float,
     text: str,
     anchor: str = "start",
+    more: str = "",
 ) -> str:
-    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+    end = f" {more}" if more else ""
+    return (
+        f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}"{end}>{escape(text)}</text>'
+    )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from figure import intervals, points
+from figure import curves, intervals, points, terminal, thought
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import read_json, write_text
 
@@ -31,6 +31,14 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "results/arena.json", lambda tables: intervals(tables["groups, minus SFT on keys"], ("Acc", "Pass@16"))
     ),
     "docs/cost.svg": ("results/depth.json", lambda tables: _draw_cost(tables)),
+    "docs/training.svg": ("results/first_run.json", lambda tables: curves(
+        {name: tables[name] for name in ("accuracy", "reward")},
+        {"accuracy": "imitation: texts with all tokens right (%)", "reward": "rewards: mean reward (%)"},
+    )),
+    "docs/thought.svg": ("results/first_run.json", lambda tables: thought(tables["thought"])),
+    "docs/first_run.svg": (
+        "results/first_run.json", lambda tables: terminal(tables["terminal"], "slpo train quickstart")
+    ),
 }  # fmt: skip
 """File -> the results file that it shows, and what draws it from the tables there."""
 

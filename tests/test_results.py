@@ -240,7 +240,7 @@ def test_a_claim_without_a_cell_is_found():
     ]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/tutorial.md"])
 def test_figures_in_prose_are_of_a_file_that_their_section_names(name):
     """A link, a table or a comment, <!-- figures: results/NAME.json -->, names it."""
     text = (tables.ROOT / name).read_text()
@@ -257,7 +257,7 @@ def test_figures_are_drawn_from_results(name):
     """After a change of results/: python launch/tables.py."""
     assert (tables.ROOT / name).read_text() == tables.draw_figure(name)
     assert any(
-        f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages()
+        f"{name.removeprefix('docs/')})" in page.read_text() for page in tables.pages()
     )
 
 

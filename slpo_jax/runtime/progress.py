@@ -162,7 +162,8 @@ def _print(record: python_logging.LogRecord) -> bool:
     for handler in python_logging.root.handlers:
         if getattr(handler.formatter, "_fmt", "") != python_logging.BASIC_FORMAT:
             return True
-    print(record.getMessage(), file=sys.stderr)
+    # A bar on a terminal makes room for the line.
+    tqdm.write(record.getMessage(), file=sys.stderr)
     return False
 
 

@@ -1,6 +1,7 @@
 """Progress is a bar on a terminal, and in a log file a line a minute."""
 
 import io
+import logging
 import sys
 import time
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from slpo_jax.runtime import backend
+from slpo_jax.runtime import backend, progress
 from slpo_jax.runtime.progress import Progress, if_slow
 
 
@@ -125,6 +126,20 @@ def test_a_terminal_has_a_bar(monkeypatch, keep):
     assert "imitate" in text
     assert "5/20" in text  # where it began
     assert ("20/20" in text.rpartition("\r")[2]) == keep
+
+
+def test_a_warning_has_a_line_of_its_own_beside_a_bar(monkeypatch):
+    file = Terminal()
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    bar = Progress("imitate", 20)
+    record = logging.LogRecord(
+        "absl", logging.WARNING, progress.__file__, 1, "learned", None, None
+    )
+    assert not progress._print(record)
+    bar.close()
+    (line,) = [line for line in file.getvalue().split("\n") if "learned" in line]
+    assert line.rpartition("\r")[2] == "learned"
 
 
 def test_another_process_than_the_first_says_nothing(log, second_process):
