@@ -190,6 +190,12 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
             "stop_threshold has no effect without a gate; leave it out, or set max_latents"
         )
 
+    # The chat template writes nothing of a chat without a question.
+    if not valid_BP.any(dim=1).all():
+        raise _request_error(
+            "a prompt is empty; give its chat a message from the user, whose last one is the question"
+        )
+
     # Latents come after the last token, so prompts are padded on the left.
     ends_B = valid_BP[:, -1]
     end = "no padding"

@@ -106,7 +106,8 @@ class Template:
         """`prompt` of a chat in Jinja, for transformers' `apply_chat_template`.
 
         The question is the user's last message, a text or a list of parts whose texts are joined. Others are left out:
-        the reasoner knows one question.
+        the reasoner knows one question. A chat without one is no text at all, which the export's `generate` refuses:
+        what a template raises is no fault of a client's where transformers serves.
         """
         before, after = self.question_text(_PLACE).split(_PLACE)
         text, framed = (
@@ -125,13 +126,13 @@ class Template:
             after += self.tokenizer.convert_ids_to_tokens(self.start_id)
         return (
             "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
-            "{% if not asked %}{{ raise_exception('the chat has no message from the user, whose last one is the "
-            "question') }}{% endif %}"
+            "{% if asked %}"
             "{% set question = asked[-1]['content'] %}"
             "{% if question is not string %}"
             "{% set question = question | selectattr('type', 'equalto', 'text') | map(attribute='text') | join %}"
             "{% endif %}"
             f"{{{{ {' + '.join(filter(None, (_literal(before), self.question_in_jinja, _literal(after))))} }}}}"
+            "{% endif %}"
         )
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:

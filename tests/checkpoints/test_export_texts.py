@@ -426,8 +426,17 @@ def test_a_prompt_without_its_marker_is_an_error(exported):
                 _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True
             )
         )
-    with pytest.raises(Exception, match="no message from the user"):
-        tokenizer.apply_chat_template([{"role": "system", "content": QUESTION}])
+
+@pytest.mark.parametrize("others", [[], QUESTIONS[:1]])
+def test_a_chat_without_a_question_is_an_error_of_the_request(work, others):
+    """Of `generate`, which a server answers with status 400, and not of the template: that is a 500."""
+    model, tokenizer = _open(work.parent / "imitate")
+    chats = [[{"role": "system", "content": QUESTION}], *_chats(others)]
+    asked = tokenizer.apply_chat_template(
+        chats, padding=True, return_tensors="pt", return_dict=True
+    )
+    with pytest.raises(ValueError, match=r"generate: .*a message from the user"):
+        model.generate(**asked)
 
 
 def test_the_last_message_of_the_user_is_the_question(exported):
