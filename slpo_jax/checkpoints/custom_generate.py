@@ -122,6 +122,10 @@ def generate(
     if attention_mask is None:
         attention_mask = (ids_BP != settings.pad_token_id).cumsum(dim=1) > 0
     valid_BP = attention_mask.to(ids_BP.device).bool()
+    # A length is of prompt and answer, and a number of new tokens goes before it.
+    if arguments.get("max_length") and not arguments.get("max_new_tokens"):
+        settings.max_new_tokens = arguments["max_length"] - ids_BP.shape[1]
+        settings.max_length = None
     _check(model, settings, ids_BP, valid_BP)
 
     # Think, then put prompt, latents and closing tokens in a row.
@@ -137,6 +141,7 @@ def generate(
     # Have transformers write the answer, with the settings that it doesn't keep in its config.
     given = {name: more[name] for name in more if name in others}
     given = {name: value for name, value in given.items() if value is not None}
+    given |= _seeing_prompts(given, ids_BP)
     model.generation_config = settings
     try:
         answers = type(model).generate(
@@ -161,6 +166,33 @@ def generate(
         stop_probabilities=stop_probabilities,
         **{name: answers.get(name) for name in _OF_THE_ANSWERS},
     )
+
+
+def _seeing_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, Any]:
+    """Return those of a caller's arguments that are functions of the ids so far, with the prompts before these.
+
+    transformers' own `generate`, which is given embeddings, has the answers' ids alone.
+    """
+
+    def shown(function):
+        def show(ids_NA, *arguments, **named):
+            prompts_NP = ids_BP.repeat_interleave(len(ids_NA) // len(ids_BP), dim=0)
+            ids_NL = torch.cat([prompts_NP.to(ids_NA.device), ids_NA], dim=1)
+            return function(ids_NL, *arguments, **named)
+
+        return show
+
+    seeing: dict[str, Any] = {}
+    for name in ("stopping_criteria", "logits_processor"):
+        if name in given:
+            kind = type(given[name])
+            seeing[name] = kind(shown(function) for function in given[name])
+    if "prefix_allowed_tokens_fn" in given:
+        allowed = given["prefix_allowed_tokens_fn"]
+        seeing["prefix_allowed_tokens_fn"] = lambda row, ids_A: allowed(
+            row, torch.cat([ids_BP[row].to(ids_A.device), ids_A])
+        )
+    return seeing
 
 
 def _request_error(message: str) -> ValueError:
@@ -422,13 +454,19 @@ def _thinking(base: Any) -> Any:
                 warnings.warn(_PLAIN, stacklevel=2)
         return base.forward(self, **named)
 
-    def init_continuous_batching(self, *_, **__):
+    def generate_batch(self, *_, **__):
         raise ValueError(
             "continuous batching gives no room for a thought; use generate, of several prompts at once"
         )
 
+    # A server that finds no such attribute has `generate` answer.
+    @property
+    def init_continuous_batching(self):
+        raise AttributeError("continuous batching gives no room for a thought")
+
     members = {
         "forward": forward,
+        "generate_batch": generate_batch,
         "init_continuous_batching": init_continuous_batching,
         "__module__": __name__,
         "__doc__": base.__doc__,

@@ -22,6 +22,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
     dynamic_module_utils,
     pipeline,
 )
@@ -427,6 +429,7 @@ def test_a_prompt_without_its_marker_is_an_error(exported):
             )
         )
 
+
 @pytest.mark.parametrize("others", [[], QUESTIONS[:1]])
 def test_a_chat_without_a_question_is_an_error_of_the_request(work, others):
     """Of `generate`, which a server answers with status 400, and not of the template: that is a 500."""
@@ -651,6 +654,7 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_continuous_batching_is_a_line(exported, trusted):
+    """And where transformers serves with it, a model that hasn't it is asked one by one."""
     pytest.importorskip("torch")
     model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=trusted)
     ids = AutoTokenizer.from_pretrained(exported).apply_chat_template(
@@ -660,6 +664,7 @@ def test_continuous_batching_is_a_line(exported, trusted):
         ValueError, match="thought" if trusted else "thinks before it answers"
     ):
         model.generate_batch(ids)
+    assert hasattr(model, "init_continuous_batching") != trusted
 
 
 def test_training_mode_thinks_as_evaluation_does(exported):
@@ -702,6 +707,58 @@ def test_the_caller_s_max_new_tokens_wins(exported, given):
     assert (
         model.generate(**asked, **arguments).shape[1] == asked["input_ids"].shape[1] + 1
     )
+
+
+@pytest.mark.parametrize("form", [dict, GenerationConfig])
+def test_the_caller_s_max_length_is_of_prompt_and_answer(exported, form):
+    """As lm-eval gives it; a number of new tokens goes before it, as in transformers."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    length = asked["input_ids"].shape[1] + 2
+
+    def said(**settings):
+        given = form(eos_token_id=-1, **settings)
+        arguments = given if form is dict else {"generation_config": given}
+        return model.generate(**asked, **arguments).shape[1]
+
+    assert said(max_length=length) == length
+    assert said(max_length=length, max_new_tokens=1) == length - 1
+
+
+def test_a_caller_s_functions_see_prompt_and_answer(exported):
+    """As in transformers: lm-eval's stop sequences look behind the prompt's length."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    whole = model.generate(**asked, num_beams=2, num_return_sequences=2)
+    seen = []
+
+    def process(ids, scores):
+        seen.append(ids)
+        return scores
+
+    def stop(ids, scores):
+        seen.append(ids)
+        return ids[:, 0] < 0
+
+    def allow(row, ids):
+        assert (
+            ids.tolist()[: asked["input_ids"].shape[1]]
+            == asked["input_ids"][row].tolist()
+        )
+        return [*range(len(tokenizer))]
+
+    functions = {
+        "logits_processor": LogitsProcessorList([process]),
+        "stopping_criteria": StoppingCriteriaList([stop]),
+        "prefix_allowed_tokens_fn": allow,
+    }
+    again = model.generate(**asked, **functions, num_beams=2, num_return_sequences=2)
+    np.testing.assert_array_equal(again, whole)
+    prompts = asked["input_ids"].repeat_interleave(2, dim=0)
+    lengths = {ids.shape[1] - prompts.shape[1] for ids in seen}
+    assert lengths == {*range(whole.shape[1] - prompts.shape[1] + 1)}
+    for ids in seen:
+        np.testing.assert_array_equal(ids[:, : prompts.shape[1]], prompts)
 
 
 def test_files_have_the_permissions_that_the_umask_leaves(exported, tmp_path):
@@ -850,3 +907,31 @@ def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
         chat = [{"role": "user", "content": question}]
         ids = template.tokenizer.apply_chat_template(chat, return_dict=True)
         assert ids["input_ids"] == template.prompt(question)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [lambda: task_tokenizer("synthetic", 20), byte_tokenizer]
+)
+def test_an_answer_at_a_chat_s_end_is_written_for_programs_that_train_on_chats(
+    tokenizer,
+):
+    """TRL cuts the prompt from the front of the whole, and has a loss on the assistant's tokens alone."""
+    template = Coconut().template(tokenizer())
+    write_chat_template(template)
+    chat = [
+        *_chats(["How many ?"])[0],
+        {"role": "assistant", "content": "5"},
+        *_chats([QUESTION])[0],
+        {"role": "assistant", "content": template.answer_text("8")},
+    ]
+    answer = [*template.answer_ids(["8"])[0], template.eos_id]
+    options = {"return_dict": True, "return_assistant_tokens_mask": True}
+    whole = template.tokenizer.apply_chat_template(chat, **options)
+    prompt = template.prompt(QUESTION)
+    assert whole["input_ids"] == prompt + answer
+    assert whole["assistant_masks"] == [0] * len(prompt) + [1] * len(answer)
+    for chat_to_answer in (chat, chat[:-1]):
+        asked = template.tokenizer.apply_chat_template(
+            chat_to_answer, add_generation_prompt=True, return_dict=True
+        )
+        assert asked["input_ids"] == prompt
