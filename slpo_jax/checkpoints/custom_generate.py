@@ -16,6 +16,7 @@ import functools
 import inspect
 import re
 import sys
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -96,6 +97,10 @@ def generate(
         ValueError: the prompt isn't the chat template's, is too long, or has a word that the tokenizer doesn't know;
             or the weights give values that aren't finite.
     """
+    # Some programs, as TRL does with a path, open transformers' own class with this `generate`.
+    if "_reasoner" not in model.base_model.__dict__:
+        _take_body(model)
+
     # The caller's settings go over the export's.
     settings = copy.deepcopy(model.generation_config)
     model_settings = model.generation_config
@@ -288,7 +293,7 @@ def _reader(
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return (inputs [B, L, D], valid [B, L]) -> hidden state [B, D] of the last position; calls go on."""
     valid_BS = torch.zeros(rows, 0, dtype=torch.bool, device=device)
-    parameters = inspect.signature(model.base_model.forward).parameters
+    parameters = inspect.signature(type(model.base_model).forward).parameters
     cached = {
         "cache" if "cache" in parameters else "past_key_values": DynamicCache(),
         "use_cache": True,
@@ -421,8 +426,15 @@ _PLAIN = (
 
 
 def _thinking(base: Any) -> Any:
-    """Derive from transformers' class of a language model one of the same name, whose `forward` knows of thoughts."""
-    names = list(inspect.signature(base.forward).parameters)[1:]
+    """Derive from transformers' class of a language model one of the same name, whose `forward` knows of thoughts.
+
+    A thought is fed in the model's body, below its head: some programs, as TRL does, call that and have a loss of their
+    own.
+    """
+
+    def __init__(self, config, *arguments, **named):
+        base.__init__(self, config, *arguments, **named)
+        _take_body(self)
 
     @functools.wraps(base.forward)
     def forward(
@@ -433,26 +445,11 @@ def _thinking(base: Any) -> Any:
         allow_plain_forward=None,
         **named,
     ):
-        named |= dict(zip(names, arguments, strict=False))
-        thinks = latents is not None
-        if self.config.think_in_forward and not thinks:
-            thinks = _has_prompts(self, named)
-        if thinks:
-            return _forward_with_thought(
-                base.forward, self, named, latents, latent_lengths
-            )
-
-        # A pass without a thought fails in training, and warns once elsewhere.
-        allowed = allow_plain_forward
-        if allowed is None:
-            allowed = self.config.allow_plain_forward
-        if not allowed and _has_prompts(self, named):
-            if self.training:
-                raise ValueError(_PLAIN)
-            if not getattr(self, "_said_plain", False):
-                self._said_plain = True
-                warnings.warn(_PLAIN, stacklevel=2)
-        return base.forward(self, **named)
+        self._given = latents, latent_lengths, allow_plain_forward
+        try:
+            return base.forward(self, *arguments, **named)
+        finally:
+            self._given = None
 
     def generate_batch(self, *_, **__):
         raise ValueError(
@@ -465,6 +462,7 @@ def _thinking(base: Any) -> Any:
         raise AttributeError("continuous batching gives no room for a thought")
 
     members = {
+        "__init__": __init__,
         "forward": forward,
         "generate_batch": generate_batch,
         "init_continuous_batching": init_continuous_batching,
@@ -478,6 +476,39 @@ GPT2LMHeadModel = _thinking(transformers.GPT2LMHeadModel)
 LlamaForCausalLM = _thinking(transformers.LlamaForCausalLM)
 Qwen2ForCausalLM = _thinking(transformers.Qwen2ForCausalLM)
 Qwen3ForCausalLM = _thinking(transformers.Qwen3ForCausalLM)
+
+
+def _take_body(model) -> None:
+    """Have the body of a language model know of thoughts."""
+    model._given = None
+    # Not as an attribute, which would make the whole a part of its body.
+    model.base_model.__dict__["_reasoner"] = model
+    model.base_model.forward = types.MethodType(_body_forward, model.base_model)
+
+
+def _body_forward(self, *arguments, **named):
+    """Run the body of a language model, with a thought where one is asked for or given."""
+    model = self._reasoner
+    forward = functools.partial(type(self).forward, self)
+    names = list(inspect.signature(forward).parameters)
+    named |= dict(zip(names, arguments, strict=False))
+    latents, lengths, allowed = model._given or (None, None, None)
+    thinks = latents is not None
+    if model.config.think_in_forward and not thinks:
+        thinks = _has_prompts(model, named)
+    if thinks:
+        return _forward_with_thought(forward, model, named, latents, lengths)
+
+    # A pass without a thought fails in training, and warns once elsewhere.
+    if allowed is None:
+        allowed = model.config.allow_plain_forward
+    if not allowed and _has_prompts(model, named):
+        if self.training:
+            raise ValueError(_PLAIN)
+        if not getattr(model, "_said_plain", False):
+            model._said_plain = True
+            warnings.warn(_PLAIN, stacklevel=2)
+    return forward(**named)
 
 
 def _cache(named: dict[str, Any]):
@@ -501,19 +532,17 @@ def _forward_with_thought(
     """Run `forward` with a thought after the marker that each row has among its tokens.
 
     Args:
-        forward: the base class's.
+        forward: the body's own.
         named: its arguments by name; `input_ids` int [B, L] are prompts, and answers as `generate` returns them.
         latents_BTD: [B, T, D]; None to think of them, without noise and without a gradient through them.
         lengths_B: int [B], each row's number of latents; None for T.
     Returns:
-        the output of `forward`, with logits and hidden states at the positions of `input_ids`: those of the marker are
-        of the last slot before the answer. It has no cache; attentions are between all slots.
+        the output of `forward`, with hidden states at the positions of `input_ids`: those of the marker are of the last
+        slot before the answer. It has no cache; attentions are between all slots.
     """
     settings = model.generation_config
     embed = model.get_input_embeddings()
     ids_BL = named.pop("input_ids")
-    labels = named.pop("labels", None)
-    keep = named.pop("logits_to_keep", 0)
     if ids_BL is None or _cache(named) is not None:
         raise ValueError(
             "forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate"
@@ -584,7 +613,6 @@ def _forward_with_thought(
     # Run everything at once.
     as_tuple = named.pop("return_dict", None) is False
     out = forward(
-        model,
         inputs_embeds=inputs_BSD,
         attention_mask=valid_BS.long(),
         position_ids=(valid_BS.cumsum(dim=1) - 1).clamp(min=0),
@@ -602,15 +630,7 @@ def _forward_with_thought(
         read_BLX = read_BL[..., None].expand(-1, -1, values_BSX.shape[2])
         return values_BSX.gather(1, read_BLX)
 
-    # `keep` is a number of last positions (0 is all), or the positions themselves.
-    if isinstance(keep, int):
-        keep = slice(-keep or None, None)
-    out.logits = at_tokens(out.logits)[:, keep]
+    out.last_hidden_state = at_tokens(out.last_hidden_state)
     if out.hidden_states is not None:
         out.hidden_states = tuple(map(at_tokens, out.hidden_states))
-    if labels is not None:
-        vocabulary = model.config.vocab_size
-        out.loss = model.loss_function(
-            logits=out.logits, labels=labels, vocab_size=vocabulary, **named
-        )
     return out.to_tuple() if as_tuple else out

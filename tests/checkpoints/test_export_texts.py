@@ -1,6 +1,7 @@
 """Exports that think in plain PyTorch: against our own rollouts, and what they refuse."""
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
 from tokenizers import models, processors
 from transformers import (
@@ -629,6 +631,32 @@ def test_a_forward_that_thinks_has_the_probabilities_of_the_answers(work):
     assert loss.item() == pytest.approx(-expected[real].mean().item(), abs=2e-4)
     loss.backward()
     assert thinking.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("opened_by", ["auto", "class", "copy"])
+def test_a_body_that_is_called_by_itself_thinks(exported, opened_by):
+    """As TRL does, for a loss of its own; from a path it opens transformers' class, and generates first."""
+    torch = pytest.importorskip("torch")
+    kinds = {"class": transformers.GPT2LMHeadModel}
+    kind = kinds.get(opened_by, AutoModelForCausalLM)
+    thinking = kind.from_pretrained(
+        exported, trust_remote_code=True, think_in_forward=True
+    )
+    if opened_by == "copy":
+        thinking = copy.deepcopy(thinking)
+    asked = _asked(AutoTokenizer.from_pretrained(exported))
+    prompts = asked["input_ids"].shape[1]
+    thought = thinking.generate(
+        **asked, return_dict_in_generate=True, output_logits=True
+    )
+    new = torch.ones_like(thought.sequences[:, prompts:])
+    mask = torch.cat([asked["attention_mask"], new], dim=1)
+    body = thinking.base_model(input_ids=thought.sequences, attention_mask=mask)
+    logits = thinking.get_output_embeddings()(body.last_hidden_state)[:, prompts - 1]
+    np.testing.assert_allclose(logits.detach(), thought.logits[0], atol=2e-4)
+    thinking.config.think_in_forward = False
+    with pytest.raises(ValueError, match="has no thought"):
+        thinking.train().base_model(**asked)
 
 
 def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(work):
