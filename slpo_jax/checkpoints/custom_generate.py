@@ -129,7 +129,8 @@ def generate(
     valid_BP = attention_mask.to(ids_BP.device).bool()
     # A length is of prompt and answer, and a number of new tokens goes before it.
     if arguments.get("max_length") and not arguments.get("max_new_tokens"):
-        settings.max_new_tokens = arguments["max_length"] - ids_BP.shape[1]
+        length = arguments["max_length"]
+        settings.max_new_tokens = length - ids_BP.shape[1]
         settings.max_length = None
     _check(model, settings, ids_BP, valid_BP)
 
@@ -181,8 +182,11 @@ def _seeing_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, An
 
     def shown(function):
         def show(ids_NA, *arguments, **named):
-            prompts_NP = ids_BP.repeat_interleave(len(ids_NA) // len(ids_BP), dim=0)
-            ids_NL = torch.cat([prompts_NP.to(ids_NA.device), ids_NA], dim=1)
+            # A prompt's beams or samples lie one after the other.
+            times = len(ids_NA) // len(ids_BP)
+            prompts_NP = ids_BP.repeat_interleave(times, dim=0)
+            prompts_NP = prompts_NP.to(ids_NA.device)
+            ids_NL = torch.cat([prompts_NP, ids_NA], dim=1)
             return function(ids_NL, *arguments, **named)
 
         return show
@@ -190,13 +194,19 @@ def _seeing_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, An
     seeing: dict[str, Any] = {}
     for name in ("stopping_criteria", "logits_processor"):
         if name in given:
+            functions = map(shown, given[name])
             kind = type(given[name])
-            seeing[name] = kind(shown(function) for function in given[name])
-    if "prefix_allowed_tokens_fn" in given:
-        allowed = given["prefix_allowed_tokens_fn"]
-        seeing["prefix_allowed_tokens_fn"] = lambda row, ids_A: allowed(
-            row, torch.cat([ids_BP[row].to(ids_A.device), ids_A])
-        )
+            seeing[name] = kind(functions)
+
+    allowed = given.get("prefix_allowed_tokens_fn")
+    if allowed is not None:
+
+        def allow(row, ids_A):
+            prompt_P = ids_BP[row].to(ids_A.device)
+            ids_L = torch.cat([prompt_P, ids_A])
+            return allowed(row, ids_L)
+
+        seeing["prefix_allowed_tokens_fn"] = allow
     return seeing
 
 
