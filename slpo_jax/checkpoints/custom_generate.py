@@ -16,6 +16,7 @@ import functools
 import inspect
 import re
 import sys
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -96,6 +97,10 @@ def generate(
         ValueError: the prompt isn't the chat template's, is too long, or has a word that the tokenizer doesn't know;
             or the weights give values that aren't finite.
     """
+    # Some programs, as TRL does with a path, open transformers' own class with this `generate`.
+    if "_reasoner" not in model.base_model.__dict__:
+        _take_body(model)
+
     # The caller's settings go over the export's.
     settings = copy.deepcopy(model.generation_config)
     model_settings = model.generation_config
@@ -122,6 +127,11 @@ def generate(
     if attention_mask is None:
         attention_mask = (ids_BP != settings.pad_token_id).cumsum(dim=1) > 0
     valid_BP = attention_mask.to(ids_BP.device).bool()
+    # A length is of prompt and answer, and a number of new tokens goes before it.
+    if arguments.get("max_length") and not arguments.get("max_new_tokens"):
+        length = arguments["max_length"]
+        settings.max_new_tokens = length - ids_BP.shape[1]
+        settings.max_length = None
     _check(model, settings, ids_BP, valid_BP)
 
     # Think, then put prompt, latents and closing tokens in a row.
@@ -137,6 +147,7 @@ def generate(
     # Have transformers write the answer, with the settings that it doesn't keep in its config.
     given = {name: more[name] for name in more if name in others}
     given = {name: value for name, value in given.items() if value is not None}
+    given |= _seeing_prompts(given, ids_BP)
     model.generation_config = settings
     try:
         answers = type(model).generate(
@@ -161,6 +172,42 @@ def generate(
         stop_probabilities=stop_probabilities,
         **{name: answers.get(name) for name in _OF_THE_ANSWERS},
     )
+
+
+def _seeing_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, Any]:
+    """Return those of a caller's arguments that are functions of the ids so far, with the prompts before these.
+
+    transformers' own `generate`, which is given embeddings, has the answers' ids alone.
+    """
+
+    def shown(function):
+        def show(ids_NA, *arguments, **named):
+            # A prompt's beams or samples lie one after the other.
+            times = len(ids_NA) // len(ids_BP)
+            prompts_NP = ids_BP.repeat_interleave(times, dim=0)
+            prompts_NP = prompts_NP.to(ids_NA.device)
+            ids_NL = torch.cat([prompts_NP, ids_NA], dim=1)
+            return function(ids_NL, *arguments, **named)
+
+        return show
+
+    seeing: dict[str, Any] = {}
+    for name in ("stopping_criteria", "logits_processor"):
+        if name in given:
+            functions = map(shown, given[name])
+            kind = type(given[name])
+            seeing[name] = kind(functions)
+
+    allowed = given.get("prefix_allowed_tokens_fn")
+    if allowed is not None:
+
+        def allow(row, ids_A):
+            prompt_P = ids_BP[row].to(ids_A.device)
+            ids_L = torch.cat([prompt_P, ids_A])
+            return allowed(row, ids_L)
+
+        seeing["prefix_allowed_tokens_fn"] = allow
+    return seeing
 
 
 def _request_error(message: str) -> ValueError:
@@ -188,6 +235,12 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
     if settings.stop_threshold is not None and not settings.gate_layers:
         raise _request_error(
             "stop_threshold has no effect without a gate; leave it out, or set max_latents"
+        )
+
+    # The chat template writes nothing of a chat without a question.
+    if not valid_BP.any(dim=1).all():
+        raise _request_error(
+            "a prompt is empty; give its chat a message from the user, whose last one is the question"
         )
 
     # Latents come after the last token, so prompts are padded on the left.
@@ -250,7 +303,7 @@ def _reader(
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return (inputs [B, L, D], valid [B, L]) -> hidden state [B, D] of the last position; calls go on."""
     valid_BS = torch.zeros(rows, 0, dtype=torch.bool, device=device)
-    parameters = inspect.signature(model.base_model.forward).parameters
+    parameters = inspect.signature(type(model.base_model).forward).parameters
     cached = {
         "cache" if "cache" in parameters else "past_key_values": DynamicCache(),
         "use_cache": True,
@@ -383,8 +436,15 @@ _PLAIN = (
 
 
 def _thinking(base: Any) -> Any:
-    """Derive from transformers' class of a language model one of the same name, whose `forward` knows of thoughts."""
-    names = list(inspect.signature(base.forward).parameters)[1:]
+    """Derive from transformers' class of a language model one of the same name, whose `forward` knows of thoughts.
+
+    A thought is fed in the model's body, below its head: some programs, as TRL does, call that and have a loss of their
+    own.
+    """
+
+    def __init__(self, config, *arguments, **named):
+        base.__init__(self, config, *arguments, **named)
+        _take_body(self)
 
     @functools.wraps(base.forward)
     def forward(
@@ -395,34 +455,26 @@ def _thinking(base: Any) -> Any:
         allow_plain_forward=None,
         **named,
     ):
-        named |= dict(zip(names, arguments, strict=False))
-        thinks = latents is not None
-        if self.config.think_in_forward and not thinks:
-            thinks = _has_prompts(self, named)
-        if thinks:
-            return _forward_with_thought(
-                base.forward, self, named, latents, latent_lengths
-            )
+        self._given = latents, latent_lengths, allow_plain_forward
+        try:
+            return base.forward(self, *arguments, **named)
+        finally:
+            self._given = None
 
-        # A pass without a thought fails in training, and warns once elsewhere.
-        allowed = allow_plain_forward
-        if allowed is None:
-            allowed = self.config.allow_plain_forward
-        if not allowed and _has_prompts(self, named):
-            if self.training:
-                raise ValueError(_PLAIN)
-            if not getattr(self, "_said_plain", False):
-                self._said_plain = True
-                warnings.warn(_PLAIN, stacklevel=2)
-        return base.forward(self, **named)
-
-    def init_continuous_batching(self, *_, **__):
+    def generate_batch(self, *_, **__):
         raise ValueError(
             "continuous batching gives no room for a thought; use generate, of several prompts at once"
         )
 
+    # A server that finds no such attribute has `generate` answer.
+    @property
+    def init_continuous_batching(self):
+        raise AttributeError("continuous batching gives no room for a thought")
+
     members = {
+        "__init__": __init__,
         "forward": forward,
+        "generate_batch": generate_batch,
         "init_continuous_batching": init_continuous_batching,
         "__module__": __name__,
         "__doc__": base.__doc__,
@@ -434,6 +486,39 @@ GPT2LMHeadModel = _thinking(transformers.GPT2LMHeadModel)
 LlamaForCausalLM = _thinking(transformers.LlamaForCausalLM)
 Qwen2ForCausalLM = _thinking(transformers.Qwen2ForCausalLM)
 Qwen3ForCausalLM = _thinking(transformers.Qwen3ForCausalLM)
+
+
+def _take_body(model) -> None:
+    """Have the body of a language model know of thoughts."""
+    model._given = None
+    # Not as an attribute, which would make the whole a part of its body.
+    model.base_model.__dict__["_reasoner"] = model
+    model.base_model.forward = types.MethodType(_body_forward, model.base_model)
+
+
+def _body_forward(self, *arguments, **named):
+    """Run the body of a language model, with a thought where one is asked for or given."""
+    model = self._reasoner
+    forward = functools.partial(type(self).forward, self)
+    names = list(inspect.signature(forward).parameters)
+    named |= dict(zip(names, arguments, strict=False))
+    latents, lengths, allowed = model._given or (None, None, None)
+    thinks = latents is not None
+    if model.config.think_in_forward and not thinks:
+        thinks = _has_prompts(model, named)
+    if thinks:
+        return _forward_with_thought(forward, model, named, latents, lengths)
+
+    # A pass without a thought fails in training, and warns once elsewhere.
+    if allowed is None:
+        allowed = model.config.allow_plain_forward
+    if not allowed and _has_prompts(model, named):
+        if self.training:
+            raise ValueError(_PLAIN)
+        if not getattr(model, "_said_plain", False):
+            model._said_plain = True
+            warnings.warn(_PLAIN, stacklevel=2)
+    return forward(**named)
 
 
 def _cache(named: dict[str, Any]):
@@ -457,19 +542,17 @@ def _forward_with_thought(
     """Run `forward` with a thought after the marker that each row has among its tokens.
 
     Args:
-        forward: the base class's.
+        forward: the body's own.
         named: its arguments by name; `input_ids` int [B, L] are prompts, and answers as `generate` returns them.
         latents_BTD: [B, T, D]; None to think of them, without noise and without a gradient through them.
         lengths_B: int [B], each row's number of latents; None for T.
     Returns:
-        the output of `forward`, with logits and hidden states at the positions of `input_ids`: those of the marker are
-        of the last slot before the answer. It has no cache; attentions are between all slots.
+        the output of `forward`, with hidden states at the positions of `input_ids`: those of the marker are of the last
+        slot before the answer. It has no cache; attentions are between all slots.
     """
     settings = model.generation_config
     embed = model.get_input_embeddings()
     ids_BL = named.pop("input_ids")
-    labels = named.pop("labels", None)
-    keep = named.pop("logits_to_keep", 0)
     if ids_BL is None or _cache(named) is not None:
         raise ValueError(
             "forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate"
@@ -540,7 +623,6 @@ def _forward_with_thought(
     # Run everything at once.
     as_tuple = named.pop("return_dict", None) is False
     out = forward(
-        model,
         inputs_embeds=inputs_BSD,
         attention_mask=valid_BS.long(),
         position_ids=(valid_BS.cumsum(dim=1) - 1).clamp(min=0),
@@ -558,15 +640,7 @@ def _forward_with_thought(
         read_BLX = read_BL[..., None].expand(-1, -1, values_BSX.shape[2])
         return values_BSX.gather(1, read_BLX)
 
-    # `keep` is a number of last positions (0 is all), or the positions themselves.
-    if isinstance(keep, int):
-        keep = slice(-keep or None, None)
-    out.logits = at_tokens(out.logits)[:, keep]
+    out.last_hidden_state = at_tokens(out.last_hidden_state)
     if out.hidden_states is not None:
         out.hidden_states = tuple(map(at_tokens, out.hidden_states))
-    if labels is not None:
-        vocabulary = model.config.vocab_size
-        out.loss = model.loss_function(
-            logits=out.logits, labels=labels, vocab_size=vocabulary, **named
-        )
     return out.to_tuple() if as_tuple else out

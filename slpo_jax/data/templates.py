@@ -106,7 +106,10 @@ class Template:
         """`prompt` of a chat in Jinja, for transformers' `apply_chat_template`.
 
         The question is the user's last message, a text or a list of parts whose texts are joined. Others are left out:
-        the reasoner knows one question.
+        the reasoner knows one question. An assistant's message at the end is the answer, as programs that train on
+        chats have it, and has the eos token behind it; not where a marker ends no prompt. A chat without a question is
+        no text at all, which the export's `generate` refuses: what a template raises is no fault of a client's where
+        transformers serves.
         """
         before, after = self.question_text(_PLACE).split(_PLACE)
         text, framed = (
@@ -121,17 +124,29 @@ class Template:
         )
         before = "".join(first) + before
         after = after + "".join(last)
+        answer = ""
         if self.start_id is not None:
             after += self.tokenizer.convert_ids_to_tokens(self.start_id)
+            eos = _literal(self.tokenizer.convert_ids_to_tokens(self.eos_id))
+            answer = (
+                "{% if messages[-1]['role'] == 'assistant' and not add_generation_prompt %}"
+                f"{{% generation %}}{{{{ text_of(messages[-1]) + {eos} }}}}{{% endgeneration %}}"
+                "{% endif %}"
+            )
         return (
-            "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
-            "{% if not asked %}{{ raise_exception('the chat has no message from the user, whose last one is the "
-            "question') }}{% endif %}"
-            "{% set question = asked[-1]['content'] %}"
-            "{% if question is not string %}"
-            "{% set question = question | selectattr('type', 'equalto', 'text') | map(attribute='text') | join %}"
+            "{% macro text_of(message) %}"
+            "{% set content = message['content'] %}"
+            "{% if content is not string %}"
+            "{% set content = content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join %}"
             "{% endif %}"
+            "{{ content }}"
+            "{% endmacro %}"
+            "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+            "{% if asked %}"
+            "{% set question = text_of(asked[-1]) %}"
             f"{{{{ {' + '.join(filter(None, (_literal(before), self.question_in_jinja, _literal(after))))} }}}}"
+            f"{answer}"
+            "{% endif %}"
         )
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:

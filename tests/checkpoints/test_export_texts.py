@@ -1,6 +1,7 @@
 """Exports that think in plain PyTorch: against our own rollouts, and what they refuse."""
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -16,12 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
 from tokenizers import models, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
     dynamic_module_utils,
     pipeline,
 )
@@ -426,8 +430,18 @@ def test_a_prompt_without_its_marker_is_an_error(exported):
                 _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True
             )
         )
-    with pytest.raises(Exception, match="no message from the user"):
-        tokenizer.apply_chat_template([{"role": "system", "content": QUESTION}])
+
+
+@pytest.mark.parametrize("others", [[], QUESTIONS[:1]])
+def test_a_chat_without_a_question_is_an_error_of_the_request(work, others):
+    """Of `generate`, which a server answers with status 400, and not of the template: that is a 500."""
+    model, tokenizer = _open(work.parent / "imitate")
+    chats = [[{"role": "system", "content": QUESTION}], *_chats(others)]
+    asked = tokenizer.apply_chat_template(
+        chats, padding=True, return_tensors="pt", return_dict=True
+    )
+    with pytest.raises(ValueError, match=r"generate: .*a message from the user"):
+        model.generate(**asked)
 
 
 def test_the_last_message_of_the_user_is_the_question(exported):
@@ -619,6 +633,32 @@ def test_a_forward_that_thinks_has_the_probabilities_of_the_answers(work):
     assert thinking.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("opened_by", ["auto", "class", "copy"])
+def test_a_body_that_is_called_by_itself_thinks(exported, opened_by):
+    """As TRL does, for a loss of its own; from a path it opens transformers' class, and generates first."""
+    torch = pytest.importorskip("torch")
+    kinds = {"class": transformers.GPT2LMHeadModel}
+    kind = kinds.get(opened_by, AutoModelForCausalLM)
+    thinking = kind.from_pretrained(
+        exported, trust_remote_code=True, think_in_forward=True
+    )
+    if opened_by == "copy":
+        thinking = copy.deepcopy(thinking)
+    asked = _asked(AutoTokenizer.from_pretrained(exported))
+    prompts = asked["input_ids"].shape[1]
+    thought = thinking.generate(
+        **asked, return_dict_in_generate=True, output_logits=True
+    )
+    new = torch.ones_like(thought.sequences[:, prompts:])
+    mask = torch.cat([asked["attention_mask"], new], dim=1)
+    body = thinking.base_model(input_ids=thought.sequences, attention_mask=mask)
+    logits = thinking.get_output_embeddings()(body.last_hidden_state)[:, prompts - 1]
+    np.testing.assert_allclose(logits.detach(), thought.logits[0], atol=2e-4)
+    thinking.config.think_in_forward = False
+    with pytest.raises(ValueError, match="has no thought"):
+        thinking.train().base_model(**asked)
+
+
 def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(work):
     pytest.importorskip("torch")
     model, tokenizer = _open(work.parent / "cold_start")
@@ -642,6 +682,7 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_continuous_batching_is_a_line(exported, trusted):
+    """And where transformers serves with it, a model that hasn't it is asked one by one."""
     pytest.importorskip("torch")
     model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=trusted)
     ids = AutoTokenizer.from_pretrained(exported).apply_chat_template(
@@ -651,6 +692,7 @@ def test_continuous_batching_is_a_line(exported, trusted):
         ValueError, match="thought" if trusted else "thinks before it answers"
     ):
         model.generate_batch(ids)
+    assert hasattr(model, "init_continuous_batching") != trusted
 
 
 def test_training_mode_thinks_as_evaluation_does(exported):
@@ -693,6 +735,61 @@ def test_the_caller_s_max_new_tokens_wins(exported, given):
     assert (
         model.generate(**asked, **arguments).shape[1] == asked["input_ids"].shape[1] + 1
     )
+
+
+@pytest.mark.parametrize("form", [dict, GenerationConfig])
+def test_the_caller_s_max_length_is_of_prompt_and_answer(exported, form):
+    """As lm-eval gives it; a number of new tokens goes before it, as in transformers."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    length = asked["input_ids"].shape[1] + 2
+
+    def said(**settings):
+        given = form(eos_token_id=-1, **settings)
+        arguments = given if form is dict else {"generation_config": given}
+        return model.generate(**asked, **arguments).shape[1]
+
+    assert said(max_length=length) == length
+    assert said(max_length=length, max_new_tokens=1) == length - 1
+
+
+def test_a_caller_s_functions_see_prompt_and_answer(exported):
+    """As in transformers: lm-eval's stop sequences look behind the prompt's length."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    whole = model.generate(**asked, num_beams=2, num_return_sequences=2)
+    seen = []
+
+    def process(ids, scores):
+        seen.append(ids)
+        return scores
+
+    def stop(ids, scores):
+        seen.append(ids)
+        return ids[:, 0] < 0
+
+    def allow(row, ids):
+        assert (
+            ids.tolist()[: asked["input_ids"].shape[1]]
+            == asked["input_ids"][row].tolist()
+        )
+        return [*range(len(tokenizer))]
+
+    functions = {
+        "logits_processor": LogitsProcessorList([process]),
+        "stopping_criteria": StoppingCriteriaList([stop]),
+        "prefix_allowed_tokens_fn": allow,
+    }
+    again = model.generate(**asked, **functions, num_beams=2, num_return_sequences=2)
+    np.testing.assert_array_equal(again, whole)
+    prompts = asked["input_ids"]
+    lengths = {ids.shape[1] - prompts.shape[1] for ids in seen}
+    assert lengths == {*range(whole.shape[1] - prompts.shape[1] + 1)}
+    for ids in seen:
+        times = len(ids) // len(prompts)
+        np.testing.assert_array_equal(
+            ids[:, : prompts.shape[1]], prompts.repeat_interleave(times, dim=0)
+        )
 
 
 def test_files_have_the_permissions_that_the_umask_leaves(exported, tmp_path):
@@ -841,3 +938,31 @@ def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
         chat = [{"role": "user", "content": question}]
         ids = template.tokenizer.apply_chat_template(chat, return_dict=True)
         assert ids["input_ids"] == template.prompt(question)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [lambda: task_tokenizer("synthetic", 20), byte_tokenizer]
+)
+def test_an_answer_at_a_chat_s_end_is_written_for_programs_that_train_on_chats(
+    tokenizer,
+):
+    """TRL cuts the prompt from the front of the whole, and has a loss on the assistant's tokens alone."""
+    template = Coconut().template(tokenizer())
+    write_chat_template(template)
+    chat = [
+        *_chats(["How many ?"])[0],
+        {"role": "assistant", "content": "5"},
+        *_chats([QUESTION])[0],
+        {"role": "assistant", "content": template.answer_text("8")},
+    ]
+    answer = [*template.answer_ids(["8"])[0], template.eos_id]
+    options = {"return_dict": True, "return_assistant_tokens_mask": True}
+    whole = template.tokenizer.apply_chat_template(chat, **options)
+    prompt = template.prompt(QUESTION)
+    assert whole["input_ids"] == prompt + answer
+    assert whole["assistant_masks"] == [0] * len(prompt) + [1] * len(answer)
+    for chat_to_answer in (chat, chat[:-1]):
+        asked = template.tokenizer.apply_chat_template(
+            chat_to_answer, add_generation_prompt=True, return_dict=True
+        )
+        assert asked["input_ids"] == prompt

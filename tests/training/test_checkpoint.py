@@ -207,6 +207,21 @@ def test_a_verifier_takes_a_part_of_its_steps(tmp_path):
     assert sum(row["verifier_seconds"] for row in rows) == pytest.approx(0.15, rel=0.2)
 
 
+def test_a_verifier_takes_no_more_than_its_steps(tmp_path):
+    """Where its clock has gone further than theirs, of rows of several steps."""
+    run, state, _ = _begun(tmp_path, 4, 2, 9)
+
+    def metrics_of(_):
+        return {"loss": jnp.float32(1.0), "verifier_seconds": 60.0}
+
+    run.finish(run.advance(state, _step(metrics_of), lambda step: step, 4))
+    rows = rows_of(tmp_path, timing=True)
+    assert len(rows) == 2
+    for row in rows:
+        assert row["verifier_seconds"] == pytest.approx(row["seconds"])
+        assert row["verifier_share"] == pytest.approx(1.0)
+
+
 # Of six steps: the loss, what it is a mean over, the gradient's norm, and whether the step changed nothing.
 LOGGED = [
     (1.0, 2, 5.0, 0), (4.0, 1, 7.0, 0), (0.0, 0, 0.0, 0), (np.nan, 3, np.nan, 1), (8.0, 3, 1.0, 0), (2.0, 1, 3.0, 0),
