@@ -356,9 +356,9 @@ def evaluate(experiment: Experiment, report_rows: list[Row]) -> None:
                 if facts_digest in done:
                     done[facts_digest].copy_to(files)
                 else:
-                    params = reader.read(row.stage) | judge
-                    evaluate_set(experiment, row, params, files, cache)
-                    del params  # the next stage's need the memory
+                    evaluate_set(
+                        experiment, row, reader.read(row.stage) | judge, files, cache
+                    )
                 artifact.write(
                     files.manifest, facts, files=(files.records, files.latents)
                 )
@@ -370,9 +370,14 @@ def evaluate(experiment: Experiment, report_rows: list[Row]) -> None:
                 count = min(config.probed, facts["problems"])
                 probed = artifact.value_of(files.thoughts, facts_digest) or ()
                 if count and not hosts.broadcast_flag(len(probed) == count):
-                    params = reader.read(row.stage)
-                    probe_set(experiment, row, params, files, facts_digest, count)
-                    del params
+                    probe_set(
+                        experiment,
+                        row,
+                        reader.read(row.stage),
+                        files,
+                        facts_digest,
+                        count,
+                    )
 
     # Records without a row's name are the last row's.
     time_rows(experiment, completed, reader)
