@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.files import as_json, flatten
@@ -74,6 +75,20 @@ class Row:
         facts = dict(vars(self))
         del facts["name"]
         return as_json(facts)
+
+    def rule_for(self, problems: Sequence[Problem], by_steps: bool) -> Any:
+        """Return the rule of all problems, or a list of each one's where it goes by the problem's steps.
+
+        Args:
+            by_steps: whether every number of latents goes by them, one for each step.
+        """
+        each = self.latents_a_step
+        if by_steps and self.stopping == "length":
+            each = 1
+        if not each or self.rule is None:
+            return self.rule
+        most = int(self.rule)
+        return [min(most, each * len(problem.steps) or most) for problem in problems]
 
 
 Rows = dict[str, Row]

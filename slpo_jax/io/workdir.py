@@ -19,6 +19,7 @@ WORKDIR/
 """
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ class SetFiles:
         self.thoughts = folder / f"{name}.thoughts.json"
         self.manifest = folder / f"{name}.manifest"
         self.partial = folder / f"{name}.partial"
+
+    def copy_to(self, target: "SetFiles") -> None:
+        """Copy the records, and the latents if there are any; of several processes the first does so."""
+        if not hosts.is_first():
+            return
+        target.folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.records, target.records)
+        target.latents.unlink(missing_ok=True)
+        if self.latents.exists():
+            shutil.copyfile(self.latents, target.latents)
 
 
 class StageFolder:

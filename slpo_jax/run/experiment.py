@@ -233,19 +233,16 @@ def _used_otherwise(
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
 
 
-def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
-    """List the rows that the finished stages of a workdir allow, in the report's order; else `config.init`'s.
+def rows(experiment: Experiment) -> list[Row]:
+    """List the rows that a workdir's finished stages and the run's own allow, in the report's order.
 
-    Args:
-        experiment: the run.
-        planned: also those of the stages that are still to be run.
+    Where there are none it is `config.init`'s.
 
     Raises:
         UserError: there is nothing to evaluate.
     """
     config, gated = experiment.config, experiment.config.gate.enabled
-    to_come = [stage for stage in experiment.wanted if planned]
-    stages = {stage.name for stage in (*to_come, *experiment.finished)}
+    stages = {stage.name for stage in (*experiment.wanted, *experiment.finished)}
     by_gate: dict[str, Any] = {"stopping": "length", "rules": (config.max_latents,)}
     if gated:
         by_gate = {
@@ -267,7 +264,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
             )
         earlier = (section, *earlier)
     # In config's order, then any others by name.
-    trained = {stage.name for stage in to_come if stage.section == RL} | {
+    trained = {stage.name for stage in experiment.wanted if stage.section == RL} | {
         *experiment.workdir.finished_objectives()
     }
     objectives = [name for name in config.rl.objectives if name in trained]

@@ -16,11 +16,16 @@ from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import values
 from slpo_jax.data.problem import without
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.io.files import write_text
-from slpo_jax.run import best_of_n, latent_rm, train_gate, train_imitation, train_rl
-from slpo_jax.run.evaluate import check_evaluation, run_evaluate
-from slpo_jax.run.experiment import Experiment, Stage, build, rows
+from slpo_jax.run import (
+    best_of_n,
+    evaluate,
+    latent_rm,
+    train_gate,
+    train_imitation,
+    train_rl,
+)
+from slpo_jax.run.experiment import Experiment, Stage, build
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
 from slpo_jax.runtime import hosts
@@ -83,7 +88,7 @@ def run_stages(
             for stage in experiment.wanted:
                 run_stage(stage, plans[stage.name])
             if EVALUATE in config.stages:
-                run_evaluate(experiment)
+                evaluate.evaluate(experiment, plans[EVALUATE])
         except BaseException:
             with contextlib.suppress(
                 OSError
@@ -153,7 +158,7 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[st
     Args:
         uncut: see `run_stages`; such settings as batch sizes and warm-ups.
     Returns:
-        of each stage, by name, what `prepare` returned.
+        of each stage, by name, what `prepare` returned; under `EVALUATE` the rows.
     Raises:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config;
             parameters that are going to be read are of another model.
@@ -163,9 +168,11 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[st
     if uncut:
         _prepare_all(dataclasses.replace(experiment, config=uncut))
     plans = _prepare_all(experiment)
-    evaluates = EVALUATE in experiment.config.stages
-    if evaluates:
-        check_evaluation(experiment)
+    choosing = False
+    if EVALUATE in experiment.config.stages:
+        report_rows = evaluate.prepare(experiment)
+        plans[EVALUATE] = report_rows
+        choosing = any(len(row.rules) > 1 for row in report_rows)
     starts = {stage.start.name: stage.start for stage in experiment.left}
     check_models(
         [
@@ -174,10 +181,9 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[st
             if name and stage.folder.is_finished
         ]
     )
-    planned_rows = rows(experiment, planned=True) if evaluates else []
-    if "" in starts or any(not row.stage for row in planned_rows):
+    if "" in starts:
         experiment.stored_shapes()
-    _open_data(experiment, [row for row in planned_rows if len(row.rules) > 1])
+    _open_data(experiment, choosing)
     return plans
 
 
@@ -195,11 +201,11 @@ def _prepare_all(experiment: Experiment) -> dict[str, Any]:
     return plans
 
 
-def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
+def _open_data(experiment: Experiment, choosing: bool) -> None:
     """Read every data set that a stage is going to ask for, in the order in which they do.
 
     Args:
-        choosing: the rows whose rule is chosen on the validation split.
+        choosing: whether a row's rule is chosen on the validation split.
     Raises:
         UserError: one is missing, malformed, or has a prompt that is too long.
     """
@@ -210,16 +216,6 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
     if EVALUATE in config.stages:
         for name in experiment.tests:
             experiment.test_set(name)
-    if choosing and not config.data.valid:
-        what = "number of latents"
-        way = ""
-        if choosing[0].gated:
-            what = "gate's threshold"
-            way = ", or one threshold, e.g. --config.evaluate.thresholds='(0.5,)'"
-        raise UserError(
-            f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
-            f"set{way}"
-        )
     if choosing or any(stage.validated_every for stage in unfinished):
         _ = experiment.valid
     if EVALUATE in config.stages:

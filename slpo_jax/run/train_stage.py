@@ -17,7 +17,7 @@ from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.reward import Verdicts
-from slpo_jax.run.experiment import Stage
+from slpo_jax.run.experiment import Experiment, Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
@@ -36,6 +36,23 @@ def stage_params(stage: Stage) -> Params:
         return stage.experiment.initial_params()
     stored = stored_params(stage.folder.path)
     return stored.read(stage.experiment.abstract_params(stored.shapes))
+
+
+class ParamsReader:
+    """Reads stages' parameters when they are asked for, and holds those of one stage at a time: two may not fit."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+        self.stage: str | None = None
+        self.params: Params = {}
+
+    def read(self, stage: str) -> Params:
+        """Return a stage's parameters; without a name, those of `config.init`."""
+        if stage != self.stage:
+            self.params = {}  # the other's, whose memory is needed
+            self.params = stage_params(self.experiment.stage(stage))
+            self.stage = stage
+        return self.params
 
 
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:

@@ -156,7 +156,7 @@ def test_without_a_gate_imitation_is_what_an_objective_is_compared_with(tmp_path
     experiment = _built(
         tmp_path, TEXT | {"max_latents": 0, "rl.objectives": ("exact",)}
     )
-    by_name = {row.name: row for row in rows(experiment, planned=True)}
+    by_name = {row.name: row for row in rows(experiment)}
     assert by_name["exact"].baselines == (
         "best_of_n", "cold_start", "imitate_control", "imitate_no_thought", "imitate", "best_fixed"
     )  # fmt: skip

@@ -352,7 +352,7 @@ LABELS = {
 def test_rows_say_what_is_imitated(tmp_path, label):
     config = _icot(**LABELS[label])
     config.reasoner = "text_gpt2"
-    found = rows(build(config_checks.check(config), tmp_path), planned=True)
+    found = rows(build(config_checks.check(config), tmp_path))
     assert [(row.name, row.label) for row in found] == [("imitate", label)]
 
 

@@ -93,7 +93,7 @@ def test_words_alone_have_no_number_of_latents_to_choose(tmp_path):
     config.gate.enabled = False
     config.imitate.final_latents = "steps"
     experiment = build(config_checks.check(config), tmp_path / "run")
-    assert {row.rules for row in rows(experiment, planned=True)} == {(0,)}
+    assert {row.rules for row in rows(experiment)} == {(0,)}
 
 
 def test_problems_that_sets_share_are_counted(tmp_path, warnings):

@@ -28,7 +28,7 @@ from slpo_jax.io.files import flatten
 from slpo_jax.io.orbax import params_digest, save_params
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run import evaluate
-from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.experiment import Experiment, build, rows
 from slpo_jax.run.provenance import (
     check_start,
     checkpoint_digest,
@@ -188,7 +188,7 @@ class Run:
                     "write_report",
                     lambda _: {"eval": {}, "headline": headline},
                 )
-            evaluate.run_evaluate(experiment)
+            evaluate.evaluate(experiment, rows(experiment))
         return set(seen)
 
     def stopping(self, stage):
@@ -624,7 +624,7 @@ def test_a_checkpoint_is_evaluated_as_the_model_that_it_is(evaluated, key, value
     before = evaluated.files()
     experiment = evaluated.experiment(**{key: value, "stages": ("evaluate",)})
     with pytest.raises(UserError, match=rf"config\.{re.escape(key)}: .*{value}"):
-        evaluate.check_evaluation(experiment)
+        evaluate.prepare(experiment)
     experiment.log.close()
     assert evaluated.files() == before
 
