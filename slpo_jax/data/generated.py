@@ -183,7 +183,7 @@ def solutions(numbers: list[int], goal: int, operations: str) -> int:
             is_lost_OE = (values_OE == _NONE) | (np.abs(result_OE) > MOST)
             results.append(np.where(is_lost_OE, _NONE, result_OE))
         values_OE = np.concatenate(results, axis=1)
-    found = np.count_nonzero(values_OE == goal)
+    found = int(np.count_nonzero(values_OE == goal))
 
     # Equal numbers change places without making another expression.
     times_of_each = Counter(numbers).values()

@@ -67,11 +67,12 @@ def countdown(
         return 0.0
 
     # Compute it from left to right.
-    value: int | None = values[0]
+    value = values[0]
     for sign, number in zip(signs, values[1:], strict=True):
-        value = _result(value, sign, number)
-        if value is None:
+        result = _result(value, sign, number)
+        if result is None:
             return 0.0
+        value = result
     return float(value == goal)
 
 
