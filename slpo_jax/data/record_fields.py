@@ -131,7 +131,9 @@ def read_record(
     # Missing values become None, and the table's names, in lower case, are found however they are written.
     original = _without_missing(record)
     field_use.see(original)
-    record = {str(name).strip().lower(): value for name, value in original.items()}
+    record = {}
+    for name, value in original.items():
+        record[str(name).strip().lower()] = value
     record.update(original)
 
     # Find the question's field.
@@ -274,8 +276,14 @@ def _check_has(where: str, record: Record, key: str, name: str) -> None:
 
 def _read_question(where: str, record: Record, field: str, field_use: FieldUse) -> str:
     """Return the question with the parts that stand before and after it in fields of their own."""
-    before = [name for name in BEFORE_QUESTION.get(field, ()) if record.get(name)]
-    after = [name for name in AFTER_QUESTION.get(field, ()) if record.get(name)]
+    before = []
+    for name in BEFORE_QUESTION.get(field, ()):
+        if record.get(name):
+            before.append(name)
+    after = []
+    for name in AFTER_QUESTION.get(field, ()):
+        if record.get(name):
+            after.append(name)
     field_use.note("question", [field, *before, *after])
 
     # What stands before is on the question's line, what stands after on lines of its own.
@@ -374,7 +382,9 @@ def read_graph(
     """
 
     try:
-        edges = [f"{int(begin)} {int(end)}" for begin, end in record[EDGES]]
+        edges = []
+        for begin, end in record[EDGES]:
+            edges.append(f"{int(begin)} {int(end)}")
         target, other, root = (str(int(record[field])) for field in _NODES)
         layers: Any = record[_LAYERS]
         # A layer 0 may be there, which is root itself.

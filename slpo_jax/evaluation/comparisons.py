@@ -110,7 +110,10 @@ def compare_rows(
             over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
             for stream, name in enumerate(names):
                 # The row, and those of the others that were evaluated on this set.
-                others = [other for other in members if name in runs[0].get(other, {})]
+                others = []
+                for other in members:
+                    if name in runs[0].get(other, {}):
+                        others.append(other)
                 if not others or name not in runs[0].get(a, {}):
                     continue
                 compared = (a, *others)

@@ -344,7 +344,9 @@ def _average_sets(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     averages = {}
     for row, sets in summaries[0].items():
         if sets.keys() == names:
-            of_runs = [_mean([*summary[row].values()]) for summary in summaries]
+            of_runs = []
+            for summary in summaries:
+                of_runs.append(_mean([*summary[row].values()]))
             averages[row] = _average_runs(of_runs)
     return averages
 

@@ -147,11 +147,10 @@ def names_of(function: Function) -> Names:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         parameters = ()  # type: ignore[assignment]
-    by_name = [
-        param
-        for param in parameters
-        if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)
-    ]
+    by_name = []
+    for param in parameters:
+        if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY):
+            by_name.append(param)
     everything = any(param.kind == param.VAR_KEYWORD for param in parameters)
     by_place = [
         param.name for param in parameters if param.kind == param.POSITIONAL_ONLY
@@ -186,10 +185,9 @@ def calls_of(
         apart: of such a function too N, of lists with one.
     """
     names = names_of(function)
-    rows = [
-        _arguments(names, problem, written)
-        for problem, written in zip(problems, completions, strict=True)
-    ]
+    rows = []
+    for problem, written in zip(problems, completions, strict=True):
+        rows.append(_arguments(names, problem, written))
     if not names.is_batched:
         return rows
     if apart:
