@@ -238,14 +238,14 @@ def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str
 def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:
     """Return prompt and completion: chats where the record's prompt is one or the function asks for them."""
     prompt = problem.columns.get(_CHAT)
-    is_chat = isinstance(prompt, list)
-    if is_chat:
-        is_chat = all(isinstance(message, Mapping) for message in prompt)
-    if not is_chat:
-        if not names.of_chats:
-            return problem.question, text
-        prompt = [{"role": "user", "content": problem.question}]
-    return prompt, [{"role": "assistant", "content": text}]
+    said = [{"role": "assistant", "content": text}]
+    if isinstance(prompt, list):
+        is_message = [isinstance(message, Mapping) for message in prompt]
+        if all(is_message):
+            return prompt, said
+    if names.of_chats:
+        return [{"role": "user", "content": problem.question}], said
+    return problem.question, text
 
 
 def asked_of(
