@@ -261,11 +261,13 @@ class RolloutCache:
     def batches(self) -> list[Batch]:
         """Read the batches that are whole."""
         batches: list[Batch] = []
+        facts = [self.evaluation, self.name]
         for path in entries(self.folder):
-            if path.match(f"{self.name}.*.npz"):
-                arrays = artifact.read_arrays(path, [self.evaluation, self.name])
-                if arrays is not None:
-                    batches.append(arrays)
+            if not path.match(f"{self.name}.*.npz"):
+                continue
+            arrays = artifact.read_arrays(path, facts)
+            if arrays is not None:
+                batches.append(arrays)
         return batches
 
     def add(self, number: int, batch: Batch) -> None:
@@ -275,7 +277,8 @@ class RolloutCache:
             number: of the batch; what had it before is replaced.
         """
         path = self.folder / f"{self.name}.{number}.npz"
-        artifact.write_arrays(path, [self.evaluation, self.name], batch)
+        facts = [self.evaluation, self.name]
+        artifact.write_arrays(path, facts, batch)
 
     def clear(self) -> None:
         """Remove the folder: its evaluation is written down elsewhere."""
