@@ -205,7 +205,8 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         params = policy.reasoner.stack(params)
         rows, candidates, _ = tokens_NCA.shape
         keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
-        right_NC = rewards.reshape(rows, -1) >= 1
+        rewards_NC = rewards.reshape(rows, -1)
+        right_NC = rewards_NC >= 1
         too_short = config.min_latents - 1
         in_set_NT = jnp.pad(right_NC, ((0, 0), (too_short, 0)))
         valid_N = in_set_NT.any(axis=1)
@@ -231,6 +232,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
         going_on_NT = 1 - jax.nn.sigmoid(logits_NT[:, :-1])
         surviving_NT = jnp.cumprod(going_on_NT, axis=1)
+        steps = 1.0 * rows + surviving_NT.sum()
 
         # Sums, and what they are over.
         count = jnp.float32(rows)
@@ -244,7 +246,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
             "loss": (loss, valid),
             "valid_share": (valid, count),
             "right_share": (right_NC.sum(), count * candidates),
-            "expected_length": (1.0 * rows + surviving_NT.sum(), count),
+            "expected_length": (steps, count),
         }
 
     return loss_fn

@@ -78,10 +78,13 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
         climb = jnp.float32(1.0)
         if warmup:
             climb = jnp.minimum(step / warmup, 1.0)
-        progress = jnp.clip((step - warmup) / span, 0.0, 1.0)
+        after_warmup = (step - warmup) / span
+        progress = jnp.clip(after_warmup, 0.0, 1.0)
         if config.schedule == "cosine":
-            progress = (1.0 - jnp.cos(jnp.pi * progress)) / 2
-        return config.learning_rate * climb * (1.0 - progress * (1.0 - final))
+            angle = jnp.pi * progress
+            progress = (1.0 - jnp.cos(angle)) / 2
+        decay = 1.0 - progress * (1.0 - final)
+        return config.learning_rate * climb * decay
 
     return schedule
 
