@@ -37,12 +37,13 @@ class Limits:
     entry: Callable[..., Any] | None = None
 
     def hold(self, value: float) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        if self.least is not None and value < self.least:
+            return False
+        if self.most is not None and value > self.most:
+            return False
+        if self.above is not None and value <= self.above:
+            return False
+        return self.below is None or value < self.below
 
     def __str__(self) -> str:
         """Return the range, to come after "a number"."""
@@ -71,8 +72,9 @@ class FieldError(UserError):
     """
 
     def __init__(self, settings: Any, field: str, remedy: str):
-        value = repr(getattr(settings, field))
-        shown = value if len(value) <= 80 else f"{value[:77]}..."
+        shown = repr(getattr(settings, field))
+        if len(shown) > 80:
+            shown = f"{shown[:77]}..."
         key = f"{type(settings).__name__}.{field}"
         super().__init__(key, f"{shown} is not valid; {remedy}")
         self.field = field
@@ -100,9 +102,12 @@ def setting(
             changes are of.
         make: makes the default when it is asked for, as what is registered by then has it.
     """
-    make = default.copy if isinstance(default, dict) else make
-    defaults = {"default_factory": make} if make else {"default": default}
-    return dataclasses.field(**defaults, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
+    metadata = {"limits": Limits(**limits)}
+    if isinstance(default, dict):
+        make = default.copy
+    if make:
+        return dataclasses.field(default_factory=make, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def selection(base: Any, field: str, default: str, registry: Mapping[str, type]) -> Any:
@@ -113,16 +118,22 @@ def selection(base: Any, field: str, default: str, registry: Mapping[str, type])
         field: which one is used.
         registry: by name the dataclass of each, those that are registered by now.
     """
-    return _selection(base, field, default, tuple(registry.items()))()
+    members = tuple(registry.items())
+    make = _selection(base, field, default, members)
+    return make()
 
 
 @functools.cache
 def _selection(
     base: Any, field: str, default: str, members: tuple[tuple[str, type], ...]
 ) -> Any:
-    fields: list[Any] = [(name, cls, cls()) for name, cls in members]
-    names = dict.fromkeys([default, *dict(members)])
-    fields.insert(0, (field, Literal[*names], setting(default)))
+    # The default is the first name, and stands once.
+    names = dict.fromkeys([default])
+    sections: list[Any] = []
+    for name, cls in members:
+        names[name] = None
+        sections.append((name, cls, cls()))
+    fields = [(field, Literal[*names], setting(default)), *sections]
     return dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
 
 
@@ -159,8 +170,10 @@ def fields_of(cls: Any) -> tuple[tuple[str, Any, Any, Limits], ...]:
     hints = get_type_hints(cls)
     rows = []
     for field in dataclasses.fields(cls):
-        default = None if field.default is dataclasses.MISSING else field.default
-        if field.default_factory is not dataclasses.MISSING:
+        default = None
+        if field.default is not dataclasses.MISSING:
+            default = field.default
+        elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         hint = hints[field.name]
         # A selection's class is made when it is asked for: it has more fields than the annotation's.
@@ -179,7 +192,9 @@ def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
     if kind in _UNIONS:
         return any(_accepts(part, value, limits) for part in parts)
     if kind is Literal:
-        return any(type(value) is type(part) and value == part for part in parts)
+        # True is not 1.
+        same = [part for part in parts if type(part) is type(value)]
+        return value in same
     if kind is tuple:
         if not isinstance(value, tuple) or len(value) < limits.fewest:
             return False

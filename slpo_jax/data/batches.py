@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import Ids, Template
 from slpo_jax.errors import UserError
 
+Indices = Sequence[int] | np.ndarray
 Padded = tuple[np.ndarray, np.ndarray]
 
 
@@ -60,8 +61,10 @@ class EncodedProblems:
         lengths = np.array([len(prompt) for prompt in self.prompts])
         # The order is the same for any batch size, so that all steps are one batch here.
         indices = batch_indices(seed, 0, len(self), steps * batch_size)
-        lengths_of_parts = lengths[indices].reshape(-1, batch_size // parts)
-        return int(lengths_of_parts.sum(axis=1).max(initial=0))
+        size = batch_size // parts
+        lengths_of_parts = lengths[indices].reshape(-1, size)
+        totals = lengths_of_parts.sum(axis=1)
+        return int(totals.max(initial=0))
 
     def suffix(
         self, index: int, first_step: int | None = 0, first_token: int = 0
@@ -71,35 +74,49 @@ class EncodedProblems:
         Of these steps, what comes before their token `first_token` is left out. Without an end marker the prompt's last
         token is the first: what the suffix comes out of.
         """
-        steps = [] if first_step is None else self.steps[index][first_step:]
-        tokens: Ids = []
-        for step in steps:
-            tokens.extend(step)
-        suffix = self.template.join_suffix([tokens[first_token:]], self.answers[index])
+        tokens = self._tokens_of_steps(index, first_step)
+        rest = tokens[first_token:]
+        suffix = self.template.join_suffix([rest], self.answers[index])
         if self.template.closing_ids:
             return suffix
         return [self.prompts[index][-1], *suffix]
 
     def suffix_size(self, index: int, first_step: int | None = 0) -> int:
         """Return how many ids such a `suffix` has."""
-        steps = () if first_step is None else self.steps[index][first_step:]
+        tokens = self._tokens_of_steps(index, first_step)
         closing = len(self.template.closing_ids) or 1
+        answer = len(self.answers[index])
         eos = 1
-        return closing + sum(map(len, steps)) + len(self.answers[index]) + eos
+        return closing + len(tokens) + answer + eos
 
-    def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
+    def _tokens_of_steps(self, index: int, first_step: int | None) -> Ids:
+        tokens: Ids = []
+        if first_step is None:
+            return tokens
+        for step in self.steps[index][first_step:]:
+            tokens.extend(step)
+        return tokens
+
+    def subset(self, indices: Indices) -> "EncodedProblems":
         """Return the problems at `indices`, in that order."""
-        return replace(
-            self,
-            problems=self.problems.with_only(self.problems[i] for i in indices),
-            prompts=[self.prompts[i] for i in indices],
-            steps=[self.steps[i] for i in indices],
-            answers=[self.answers[i] for i in indices],
+        problems: list[Problem] = []
+        prompts: list[Ids] = []
+        steps: list[list[Ids]] = []
+        answers: list[Ids] = []
+        for index in indices:
+            problems.append(self.problems[index])
+            prompts.append(self.prompts[index])
+            steps.append(self.steps[index])
+            answers.append(self.answers[index])
+        return EncodedProblems(
+            problems=self.problems.with_only(problems),
+            prompts=prompts,
+            steps=steps,
+            answers=answers,
+            template=self.template,
         )
 
-    def prompt_batch(
-        self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]
-    ) -> Padded:
+    def prompt_batch(self, indices: Indices, slots: Sequence[int]) -> Padded:
         """Pad the prompts of the problems at `indices`, see `pad_prompts`."""
         prompts = [self.prompts[index] for index in indices]
         return pad_prompts(prompts, slots, self.template.pad_id)
@@ -123,17 +140,26 @@ def encode_problems(
     Raises:
         UserError: without `unknown`, a text has such a word.
     """
-    prompts = template.prompts([problem.question for problem in problems], unknown)
-    steps = template.step_ids([p.steps if with_steps else () for p in problems])
-
-    # Problems without an answer have no ids of one, and not those of an empty text.
-    written_answers = [problem.answer for problem in problems if problem.answer]
-    ids_of_answers = iter(template.answer_ids(written_answers, unknown))
+    if not isinstance(problems, Problems):
+        problems = Problems(problems)
+    questions: list[str] = []
+    texts_of_steps: list[Sequence[str]] = []
+    texts_of_answers: list[str] = []
+    for problem in problems:
+        questions.append(problem.question)
+        texts_of_steps.append(problem.steps if with_steps else ())
+        # Problems without an answer have no ids of one, and not those of an empty text.
+        if problem.answer:
+            texts_of_answers.append(problem.answer)
+    prompts = template.prompts(questions, unknown)
+    steps = template.step_ids(texts_of_steps)
+    ids_of_answers = iter(template.answer_ids(texts_of_answers, unknown))
     answers: list[Ids] = []
     for problem in problems:
-        answers.append(next(ids_of_answers) if problem.answer else [])
+        ids = next(ids_of_answers) if problem.answer else []
+        answers.append(ids)
     return EncodedProblems(
-        problems=problems if isinstance(problems, Problems) else Problems(problems),
+        problems=problems,
         prompts=prompts,
         steps=steps,
         answers=answers,
@@ -158,8 +184,11 @@ def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
     epoch, start = divmod(step * batch_size, n)
     end = start + batch_size
     # Lay the shuffles of as many epochs end to end as the batch reaches into.
-    epochs = range(epoch, epoch + end // n + 1)
-    order = np.concatenate([_permutation(seed, each, n) for each in epochs])
+    last_epoch = epoch + end // n
+    shuffles: list[np.ndarray] = []
+    for each in range(epoch, last_epoch + 1):
+        shuffles.append(_permutation(seed, each, n))
+    order = np.concatenate(shuffles)
     return order[start:end]
 
 
@@ -184,7 +213,8 @@ def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(n)
+    rng = np.random.default_rng([seed, epoch])
+    return rng.permutation(n)
 
 
 def pad_prompts(
@@ -201,11 +231,13 @@ def pad_prompts(
     """
     longest = max(map(len, prompts))
     bucket = min(size for size in slots if size >= longest)
-    tokens = np.full((len(prompts), bucket), pad_id, dtype=np.int32)
-    valid = np.zeros((len(prompts), bucket), dtype=bool)
+    shape = (len(prompts), bucket)
+    tokens = np.full(shape, pad_id, dtype=np.int32)
+    valid = np.zeros(shape, dtype=bool)
     for number, row in enumerate(prompts):
-        tokens[number, bucket - len(row) :] = row
-        valid[number, bucket - len(row) :] = True
+        begin = bucket - len(row)
+        tokens[number, begin:] = row
+        valid[number, begin:] = True
     return tokens, valid
 
 
@@ -220,7 +252,9 @@ def end_to_end(most: int, rows: int, slots: int) -> int:
         `most` up to a multiple of 4 B, so that few programs are compiled; 0, for no such row, where it saves too
             little.
     """
-    capacity = -(-most // (4 * rows)) * 4 * rows
+    unit = 4 * rows
+    units = -(-most // unit)
+    capacity = units * unit
     saves_enough = capacity <= 0.85 * rows * slots
     return capacity if saves_enough else 0
 
@@ -237,9 +271,10 @@ def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> Suffix
     Raises:
         UserError: a suffix needs more slots, say for a long `config.prompt.closing`.
     """
-    tokens = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
-    targets = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
-    weights = np.zeros((len(suffixes), slots), dtype=np.float32)
+    shape = (len(suffixes), slots)
+    tokens = np.full(shape, pad_id, dtype=np.int32)
+    targets = np.full(shape, pad_id, dtype=np.int32)
+    weights = np.zeros(shape, dtype=np.float32)
     for number, suffix in enumerate(suffixes):
         length = len(suffix) - 1
         if length > slots:
@@ -264,4 +299,5 @@ def padded_chunks(n: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndar
     """
     for begin in range(0, n, batch_size):
         positions = np.arange(begin, begin + batch_size, dtype=np.int64)
-        yield np.minimum(positions, n - 1), positions < n
+        indices = np.minimum(positions, n - 1)
+        yield indices, positions < n

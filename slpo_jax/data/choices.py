@@ -115,7 +115,8 @@ class Choices(NamedTuple):
             )
         if label:
             return label, first if by_index else None
-        return self.texts[self.labels.index(found.pop())], None
+        place = self.labels.index(found.pop())
+        return self.texts[place], None
 
     def _with_label(self, answer: str) -> str | None:
         """Return the label that an answer is, or the label of the column that it names."""
@@ -141,7 +142,10 @@ class Choices(NamedTuple):
         if not re.fullmatch("[0-9]{1,2}", canonical):
             return None
         place = int(canonical) - first
-        return self.labels[self.places.index(place)] if place in self.places else None
+        if place not in self.places:
+            return None
+        index = self.places.index(place)
+        return self.labels[index]
 
     def _with_text(self, answer: str) -> str | None:
         """Return the label of the choice that has this text; numbers are compared as numbers."""
@@ -169,10 +173,12 @@ def read_choices(
         UserError: they are something else.
     """
     names = [field_name] if field_name else FIELD_NAMES["choices"]
-    filled = [name for name in names if record.get(name)]
-    if filled:
-        return _read_field(where, record, filled[0])
-    return None if field_name else _read_columns(where, record)
+    for name in names:
+        if record.get(name):
+            return _read_field(where, record, name)
+    if field_name:
+        return None
+    return _read_columns(where, record)
 
 
 def _read_field(where: str, record: Mapping[str, Any], field: str) -> Choices:
@@ -187,7 +193,10 @@ def _read_field(where: str, record: Mapping[str, Any], field: str) -> Choices:
     texts: list[Any] = []
     if isinstance(value, Mapping):
         # Arrow gives each record the labels of all others, with nothing as their texts.
-        table = {label: text for label, text in value.items() if not _is_nothing(text)}
+        table = dict(value)
+        for label, text in value.items():
+            if _is_nothing(text):
+                del table[label]
         labels = table.get("label", table)
         texts = list(table.get("text", table.values()))
     elif isinstance(value, list | tuple):
@@ -196,19 +205,31 @@ def _read_field(where: str, record: Mapping[str, Any], field: str) -> Choices:
     labels = [str(label) if is_number(label) else label for label in labels]
 
     # Every label must be a text, and every choice that is not missing a text or a number.
-    present = [place for place, text in enumerate(texts) if not _is_nothing(text)]
-    wrong_labels = [label for label in labels if not isinstance(label, str)]
-    numbers = [place for place in present if is_number(texts[place])]
-    strings = [place for place in present if isinstance(texts[place], str)]
-    is_complete = len({*numbers, *strings}) == len(present) > 0
-    if wrong_labels or len(labels) != len(texts) or not is_complete:
+    places: list[int] = []
+    present: list[str] = []
+    is_readable = len(labels) == len(texts)
+    are_numbers = True
+    for place, text in enumerate(texts):
+        if _is_nothing(text):
+            continue
+        is_readable &= is_number(text) or isinstance(text, str)
+        are_numbers &= is_number(text)
+        places.append(place)
+        present.append(str(text))
+    for label in labels:
+        is_readable &= isinstance(label, str)
+    if not present or not is_readable:
         raise UserError(
             f'{where}: field \'{field}\' is no list of up to 26 texts; write ["first", "second", …]'
         )
-    labels = [labels[place] for place in present]
-    choices = _strip_labels(labels, [str(texts[place]) for place in present])
+    labels = [labels[place] for place in places]
     return Choices(
-        labels, choices, present, has_labels, (field,), len(numbers) == len(present)
+        labels=labels,
+        texts=_strip_labels(labels, present),
+        places=places,
+        has_labels=has_labels,
+        fields=(field,),
+        are_numbers=are_numbers,
     )
 
 
@@ -237,7 +258,6 @@ def choices_with_wrong(
     Returns:
         the choices and the letter of the right one; None of a record without such fields.
     """
-    wrong: list[str] = []
     fields: tuple[str, ...] = ()
     for names in WRONG_ANSWERS:
         if any(record.get(name) for name in names):
@@ -245,19 +265,30 @@ def choices_with_wrong(
             break
     if not fields:
         return None
+
+    # The right one comes first.
+    texts = [answer.strip()]
     for field in fields:
         value = record.get(field)
-        texts = value if isinstance(value, list) else [value]
-        wrong.extend(str(text).strip() for text in texts if not is_missing(text))
+        wrong = value if isinstance(value, list) else [value]
+        for text in wrong:
+            if not is_missing(text):
+                texts.append(str(text).strip())
 
     # Draw their order by a seed that depends on the question and on all of them.
-    texts = [answer.strip(), *wrong]
-    seed = zlib.crc32("\n".join([question, *sorted(texts)]).encode())
-    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    shuffled = [texts[place] for place in order]
+    content = "\n".join([question, *sorted(texts)])
+    seed = zlib.crc32(content.encode())
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(texts)).tolist()
     labels = list(_LETTERS[: len(texts)])
-    places = list(range(len(texts)))
-    choices = Choices(labels, shuffled, places, True, fields, False)
+    choices = Choices(
+        labels=labels,
+        texts=[texts[place] for place in order],
+        places=list(range(len(texts))),
+        has_labels=True,
+        fields=fields,
+        are_numbers=False,
+    )
     return choices, labels[order.index(0)]
 
 
@@ -272,14 +303,17 @@ def _read_columns(where: str, record: Mapping[str, Any]) -> Choices | None:
         if match is None:
             continue
         if match["number"]:
-            by_number[int(match["number"])] = name
+            number = int(match["number"])
+            by_number[number] = name
         else:
-            by_letter[(match["letter"] or match["suffix"]).upper()] = name
+            letter = match["letter"] or match["suffix"]
+            by_letter[letter.upper()] = name
         kind = match["name"] or match["answer"]
         if kind:
             first = CHOICE_COLUMNS[kind.lower()]
     lowest = min(by_number, default=0)
-    if max(by_number, default=0) - lowest >= len(_LETTERS):
+    highest = max(by_number, default=0)
+    if highest - lowest >= len(_LETTERS):
         raise UserError(
             f"{where}: has {len(by_number)} columns of choices; give at most {len(_LETTERS)}"
         )

@@ -29,10 +29,11 @@ class Split(NamedTuple):
     @property
     def content(self) -> Any:
         """Digests of the files that its rows are in; equal to nothing else where they are in memory."""
-        return (
-            tuple(file_digest(Path(file["filename"])) for file in self.rows.cache_files)
-            or object()
-        )
+        digests: list[str] = []
+        for file in self.rows.cache_files:
+            path = Path(file["filename"])
+            digests.append(file_digest(path))
+        return tuple(digests) or object()
 
 
 class _Published(NamedTuple):
@@ -95,13 +96,16 @@ def open_splits(source: str, role: Role) -> list[Split]:
                 f"{source}: has no split '{missing[0]}', only {', '.join(available)}; name one, e.g. "
                 f"{where}@{available[0]}"
             )
-        opened += [Split(f"{where}, split {split}", dataset[split]) for split in splits]
+        for split in splits:
+            rows = dataset[split]
+            opened.append(Split(f"{where}, split {split}", rows))
     return opened
 
 
 def is_saved_alone(place: Path) -> bool:
     """Tell whether a folder is what `datasets.Dataset.save_to_disk` writes: one set, without splits."""
-    return (place / "state.json").is_file() and (place / "dataset_info.json").is_file()
+    names = ("state.json", "dataset_info.json")
+    return all((place / name).is_file() for name in names)
 
 
 def split_rows(splits: Sequence[Split]) -> Iterator[tuple[str, Any]]:
@@ -113,8 +117,11 @@ def split_rows(splits: Sequence[Split]) -> Iterator[tuple[str, Any]]:
 
 def part_of(source: str) -> tuple[str, str]:
     """Return a source without "[train]", "[valid]" or "[test]" at its end, and which of these it has, or ""."""
-    match = None if Path(source).expanduser().exists() else _PART.fullmatch(source)
-    return (match[1], match[2]) if match else (source, "")
+    path = Path(source).expanduser()
+    match = None if path.exists() else _PART.fullmatch(source)
+    if match is None:
+        return source, ""
+    return match[1], match[2]
 
 
 def place_of(source: str, role: Role) -> tuple[Path, str]:
@@ -132,15 +139,24 @@ def place_of(source: str, role: Role) -> tuple[Path, str]:
 
 def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[str]]:
     """Return place, configs (None is the only one) and splits."""
-    path = Path(source).expanduser()
-    match = None if path.exists() else _SOURCE.fullmatch(source)
-    place = Path(match["place"]).expanduser() if match else path
+    place = Path(source).expanduser()
+    config = None
+    split = None
+    match = None if place.exists() else _SOURCE.fullmatch(source)
+    if match:
+        place = Path(match["place"]).expanduser()
+        config = match["config"]
+        split = match["split"]
+
     # A copy of a published set is kept under its id as a rule, and is then taken as that set.
-    hub_id = "/".join((place.resolve() if place.is_dir() else place).parts[-2:])
+    whole_place = place.resolve() if place.is_dir() else place
+    hub_id = "/".join(whole_place.parts[-2:])
     published = _PUBLISHED.get(hub_id.lower(), _Published())
-    config = (match and match["config"]) or published.config
-    split = (match and match["split"]) or (published.test if role == "test" else role)
-    return place, config.split("+") if config else [None], split.split("+")
+    config = config or published.config
+    configs: Sequence[str | None] = config.split("+") if config else [None]
+    if not split:
+        split = published.test if role == "test" else role
+    return place, configs, split.split("+")
 
 
 def _splits(place: Path, config: str | None) -> Any:
@@ -181,7 +197,7 @@ def _from_cache(hub_id: str, config: str | None) -> Mapping[Any, Any]:
 
     # It may not be prepared, but its files may be there all the same.
     with contextlib.suppress(ValueError, OSError):
-        name = hub_id.split("/")[1]
+        _, name = hub_id.split("/")
         return Cache(
             repo_id=hub_id,
             dataset_name=name,

@@ -82,7 +82,8 @@ class CountdownConfig(SetsConfig):
             )
         for name in ("numbers", "demo_numbers"):
             ends = getattr(self, name)
-            if len(ends) not in (2, 0) or list(ends) != sorted(ends):
+            is_sorted = list(ends) == sorted(ends)
+            if len(ends) not in (2, 0) or not is_sorted:
                 raise FieldError(
                     self, name, "give the fewest and the most, e.g. (3, 4)"
                 )
@@ -124,18 +125,20 @@ def _draw(
     draws = rng.random(2 * count - 1).tolist()
     numbers = [1 + int(draw * config.largest) for draw in draws[:count]]
     value = numbers[0]
-    answer = str(numbers[0])
+    answer = str(value)
     steps = list[str]()
     for draw, number in zip(draws[count:], numbers[1:], strict=True):
-        sign = config.operations[int(draw * len(config.operations))]
+        place = int(draw * len(config.operations))
+        sign = config.operations[place]
         if sign == "/" and value % number:
             return None
-        result = {
+        results = {
             "+": value + number,
             "-": value - number,
             "*": value * number,
             "/": value // number,
-        }[sign]
+        }
+        result = results[sign]
         if not 0 <= result <= config.goal:
             return None
         steps.append(f"{value} {sign} {number} = {result}")
@@ -144,8 +147,10 @@ def _draw(
 
     # The question has the numbers in another order, its content has them sorted.
     shuffled = [numbers[place] for place in rng.permutation(count)]
-    question = f"{' '.join(map(str, shuffled))} = {value}"
-    content = f"{' '.join(map(str, sorted(shuffled)))} = {value}"
+    asked = " ".join(map(str, shuffled))
+    in_order = " ".join(map(str, sorted(shuffled)))
+    question = f"{asked} = {value}"
+    content = f"{in_order} = {value}"
     columns = {
         "numbers": shuffled,
         "goal": value,
@@ -156,60 +161,62 @@ def _draw(
 
 def _count_solutions(config: CountdownConfig, problem: Problem) -> Problem | None:
     """Return the problem with the number of its right answers; None where the settings want others."""
-    count = solutions(
-        problem.columns["numbers"],
-        problem.columns["goal"],
-        problem.columns["operations"],
-    )
+    count = solutions(**problem.columns)
     fewest, most = config.solutions
-    if not fewest <= count <= (most or count):
+    if count < fewest or 0 < most < count:
         return None
-    return replace(problem, columns={**problem.columns, "solutions": count})
+    columns = {**problem.columns, "solutions": count}
+    return replace(problem, columns=columns)
 
 
 def solutions(numbers: list[int], goal: int, operations: str) -> int:
     """Count the answers that `rewards.task_rewards` takes: expressions that differ, by enumeration."""
-    numbers_OK = np.array(numbers, np.int64)[_orders(len(numbers))]
+    orders_OK = _orders(len(numbers))
+    numbers_OK = np.array(numbers, np.int64)[orders_OK]
     values_OE = numbers_OK[:, :1]
     for place in range(1, len(numbers)):
         number_O1 = numbers_OK[:, place : place + 1]
-        functions = {
-            "+": lambda v, n: v + n,
-            "-": lambda v, n: v - n,
-            "*": lambda v, n: v * n,
-            "/": _divide,
-        }
         results: list[np.ndarray] = []
         for sign in operations:
-            result_OE = functions[sign](values_OE, number_O1)
-            results.append(_in_range(values_OE, result_OE))
+            result_OE = _compute(values_OE, sign, number_O1)
+            # No value on the way may be missing or too large.
+            is_lost_OE = (values_OE == _NONE) | (np.abs(result_OE) > MOST)
+            results.append(np.where(is_lost_OE, _NONE, result_OE))
         values_OE = np.concatenate(results, axis=1)
+    found = int(np.count_nonzero(values_OE == goal))
+
     # Equal numbers change places without making another expression.
-    same_orders = math.prod(map(math.factorial, Counter(numbers).values()))
-    return int((values_OE == goal).sum()) // same_orders
+    times_of_each = Counter(numbers).values()
+    same_orders = math.prod(math.factorial(times) for times in times_of_each)
+    return found // same_orders
 
 
 _NONE = 2 * MOST  # in place of a value that there isn't
 
 
-def _in_range(before: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.where((before == _NONE) | (np.abs(values) > MOST), _NONE, values)
-
-
-def _divide(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def _compute(values: np.ndarray, sign: str, numbers: np.ndarray) -> np.ndarray:
+    if sign == "+":
+        return values + numbers
+    if sign == "-":
+        return values - numbers
+    if sign == "*":
+        return values * numbers
     divisors = np.maximum(numbers, 1)
-    return np.where((numbers > 0) & (values % divisors == 0), values // divisors, _NONE)
+    is_even = (numbers > 0) & (values % divisors == 0)
+    return np.where(is_even, values // divisors, _NONE)
 
 
 @lru_cache
 def _orders(count: int) -> np.ndarray:
-    return np.array([*itertools.permutations(range(count))])
+    orders = itertools.permutations(range(count))
+    return np.array(list(orders))
 
 
 def countdown_words(largest: int) -> tuple[str, ...]:
     """Return every word of problems whose goals, numbers and values on the way are at most this."""
     CountdownConfig(goal=largest)
-    return (*map(str, range(largest + 1)), *OPERATORS, "=")
+    numbers = map(str, range(largest + 1))
+    return (*numbers, *OPERATORS, "=")
 
 
 countdown_problems = sets_apart(
@@ -240,11 +247,15 @@ class ChainConfig(DepthConfig):
 
     @property
     def of_ten(self) -> tuple[str, ...]:
-        return _WITH_DEMOS if self.demos_size else super().of_ten
+        if self.demos_size:
+            return _WITH_DEMOS
+        return super().of_ten
 
     def mixed(self, name: str) -> range:
         # Short demonstrations teach single steps, of which long problems are made.
-        return range(1, self.depth + 1) if name == "demos" else super().mixed(name)
+        if name == "demos":
+            return range(1, self.depth + 1)
+        return super().mixed(name)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,11 +282,13 @@ def _chain(
     question = str(value)
     steps = list[str]()
     for which, size in zip(draws[1::2], draws[2::2], strict=True):
-        operator = config.operations[int(which * len(config.operations))]
+        place = int(which * len(config.operations))
+        operator = config.operations[place]
         operands: Sequence[int] = range(1, modulus)
         if operator == "*":
             operands = _factors(modulus)
-        operand = operands[int(size * len(operands))]
+        place = int(size * len(operands))
+        operand = operands[place]
         results = {
             "+": value + operand,
             "-": value - operand,
@@ -290,8 +303,9 @@ def _chain(
 
 def chain_words(modulus: int) -> tuple[str, ...]:
     """Return every word of problems with this modulus."""
-    numbers = range(ChainConfig(modulus=modulus).modulus)
-    return (*map(str, numbers), *_CHAIN_OPERATORS, "=")
+    config = ChainConfig(modulus=modulus)
+    numbers = map(str, range(config.modulus))
+    return (*numbers, *_CHAIN_OPERATORS, "=")
 
 
 @dataclass(frozen=True)
@@ -323,10 +337,11 @@ def _graph(
     config: GraphConfig, depth: int, rng: np.random.Generator
 ) -> tuple[Problem, str]:
     # Two chains of as many hops; the first leads to the answer.
-    numbers = rng.permutation(config.nodes)[: 2 * (depth + 1)]
+    length = depth + 1
+    numbers = rng.permutation(config.nodes)[: 2 * length]
     names = [f"n{number}" for number in numbers]
-    chain = names[: depth + 1]
-    other_chain = names[depth + 1 :]
+    chain = names[:length]
+    other_chain = names[length:]
 
     # The question tells their edges in any order, and their ends in either.
     edges = [*pairwise(chain), *pairwise(other_chain)]
@@ -335,19 +350,21 @@ def _graph(
         begin, end = edges[place]
         texts.append(f"{begin}>{end}")
     ends = sorted([chain[-1], other_chain[-1]])
-    asked_ends = ends if rng.random() < 0.5 else ends[::-1]
+    one, other = ends if rng.random() < 0.5 else ends[::-1]
     root, *steps = chain
-    question = f"{' '.join(texts)} ends {' '.join(asked_ends)} from {root}"
+    told = " ".join(texts)
+    question = f"{told} ends {one} {other} from {root}"
     content = " ".join([*sorted(texts), *ends, root])
     return Problem(question, tuple(steps), steps[-1]), content
 
 
 def graph_words(nodes: int) -> tuple[str, ...]:
     """Return every word of problems with so many nodes: an edge is one."""
-    names = [f"n{number}" for number in range(GraphConfig(depth=1, nodes=nodes).nodes)]
+    config = GraphConfig(depth=1, nodes=nodes)
+    names = [f"n{number}" for number in range(config.nodes)]
     edges: list[str] = []
-    for one in names:
-        edges.extend(f"{one}>{other}" for other in names if other != one)
+    for begin, end in itertools.permutations(names, 2):
+        edges.append(f"{begin}>{end}")
     return ("ends", "from", *names, *edges)
 
 

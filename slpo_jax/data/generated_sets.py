@@ -124,11 +124,13 @@ def sets_apart(
         complete: of a problem that is in the set.
     """
     remedy = f"for more raise config.data.{task}.{more}"
-    return functools.lru_cache(maxsize=16)(
-        lambda name, settings: _generate(
-            f"{task}:{name}", name, settings, make, complete, remedy
-        )
-    )
+
+    @functools.lru_cache(maxsize=16)
+    def generate(name: str, settings: Any) -> Problems:
+        source = f"{task}:{name}"
+        return _generate(source, name, settings, make, complete, remedy)
+
+    return generate
 
 
 def _generate(
@@ -142,7 +144,8 @@ def _generate(
     numbers = _numbers(source, name, settings)
     part = name if name in settings.of_ten else ""
     size = getattr(settings, f"{part or 'test'}_size")
-    rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
+    seeds = [settings.seed, zlib.crc32(name.encode())]
+    rng = np.random.default_rng(seeds)
     problems = list[Problem]()
     contents = set[str]()
     idle = 0
@@ -150,7 +153,8 @@ def _generate(
     tell = if_slow(f"{source}: generating {size:,} problems", size)
     # Draw until there are enough, or too many draws in a row gave no problem that is taken.
     while len(problems) < size and idle < 200 * len(contents) + 10_000:
-        number = numbers[int(rng.random() * len(numbers))]
+        place = int(rng.random() * len(numbers))
+        number = numbers[place]
         drawn = make(settings, number, rng)
         # Where none is found, `make` has tried often.
         idle += 1 if drawn else 1_000
@@ -172,11 +176,17 @@ def _generate(
     # Warn of a set that is too small, repeats itself, or has too few problems with one of the numbers.
     if not problems:
         raise UserError(f"{source}: there are no such problems; {remedy}")
-    fewest = len(numbers) * min(counts[number] for number in numbers)
-    if len(problems) == size and 10 * len(contents) >= 9 * size and 2 * fewest >= size:
+    fewest = min(counts[number] for number in numbers)
+    is_whole = len(problems) == size
+    differ = 10 * len(contents) >= 9 * size
+    are_even = 2 * fewest * len(numbers) >= size
+    if is_whole and differ and are_even:
         return Problems(problems)
     shares = ", ".join(f"{counts[number]:,} of {number}" for number in numbers)
-    line = f"{source}: {len(contents):,} of {size:,} problems differ (all by {settings.unit}: {shares}); {remedy}"
+    line = (
+        f"{source}: {len(contents):,} of {size:,} problems differ "
+        f"(all by {settings.unit}: {shares}); {remedy}"
+    )
     return Problems(problems, warnings=(line,))
 
 
@@ -187,7 +197,8 @@ def _numbers(source: str, name: str, settings: SetsConfig) -> range:
     number = int(name) if name.isdecimal() else 0
     alone = settings.alone
     if number not in alone:
-        names = ", ".join(part for part in dict.fromkeys(settings.of_ten) if part)
+        parts = dict.fromkeys(settings.of_ten)
+        names = ", ".join(part for part in parts if part)
         raise UserError(
             f"{source}: no such set; give one of {names} or a number "
             f"of {settings.unit} from {alone[0]} to {alone[-1]}"
@@ -198,7 +209,8 @@ def _numbers(source: str, name: str, settings: SetsConfig) -> range:
 def part_of(content: str, of_ten: tuple[str, ...]) -> str:
     """Return the set that a problem may be in."""
     digest = hashlib.blake2b(content.encode(), digest_size=4).digest()
-    return of_ten[int.from_bytes(digest) % 10]
+    number = int.from_bytes(digest)
+    return of_ten[number % 10]
 
 
 @dataclass(frozen=True)
@@ -239,39 +251,48 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
         UserError: see `gym_dataset`; or there is no such set, or nothing in it.
     """
     task, at, name = source.removeprefix(f"{GYM}:").partition("@")
-    part = name if at else {"validation": "valid"}.get(role, role)
+    part = name
+    if not at:
+        part = "valid" if role == "validation" else role
     if part not in _OF_TEN:
-        raise UserError(
-            f"{source}: no such set; give one of {', '.join(dict.fromkeys(_OF_TEN))}"
-        )
-    size = getattr(config, f"{part}_size")
+        names = ", ".join(dict.fromkeys(_OF_TEN))
+        raise UserError(f"{source}: no such set; give one of {names}")
     sizes = {
         "train": config.train_size,
         "valid": config.valid_size,
         "test": config.test_size,
     }
+    size = sizes[part]
+
     # Draw a fifth more than is needed for the set that needs the most, given its share of ten.
     draws = 0
     for set_name, most in sizes.items():
-        draws = max(draws, math.ceil(12 * most / _OF_TEN.count(set_name)))
-    settings = json.dumps(config.settings.get(task, {}), sort_keys=True)
+        needed = 12 * most / _OF_TEN.count(set_name)
+        draws = max(draws, math.ceil(needed))
+    own_settings = config.settings.get(task, {})
+    settings = json.dumps(own_settings, sort_keys=True)
     entries = _entries(task, settings, config.seed, max(draws, _COMPARED))
+
+    # Find the words to leave out.
     before = ""
     after = ""
     if config.bare:
-        before, after = common_ends([each["question"] for each in entries[:_COMPARED]])
+        some = [entry["question"] for entry in entries[:_COMPARED]]
+        before, after = common_ends(some)
 
     # Of entries with the same question the first counts, in the place of the last.
     entry_of: dict[str, dict[str, Any]] = {}
     for entry in reversed(entries):
-        if part_of(entry["question"], _OF_TEN) == part:
-            entry_of[entry["question"]] = entry
+        question = entry["question"]
+        if part_of(question, _OF_TEN) == part:
+            entry_of[question] = entry
     problems: list[Problem] = []
     for question, entry in reversed(entry_of.items()):
         columns = {"entry": entry, "task": task, "settings": settings}
         text = _without_ends(question, before, after)
         # Some tasks have no answers.
-        problems.append(Problem(text, (), entry["answer"] or "", columns))
+        answer = entry["answer"] or ""
+        problems.append(Problem(text, (), answer, columns))
     problems = problems[:size]
     if not problems:
         raise UserError(
@@ -299,22 +320,30 @@ def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:
     """Return the whole words that all of some texts begin with, and those that they end with."""
     before = _common(texts)
-    after = _common([text[::-1] for text in texts])[::-1]
-    before = before[: max(map(before.rfind, " \n")) + 1]
-    starts = [place for place in map(after.find, " \n") if place >= 0]
-    return before, after[min(starts) :] if starts else ""
+    last_space = max(before.rfind(" "), before.rfind("\n"))
+    before = before[: last_space + 1]
+
+    # The ends are the beginnings of the texts read backwards.
+    backwards = [text[::-1] for text in texts]
+    behind = _common(backwards)
+    last_space = max(behind.rfind(" "), behind.rfind("\n"))
+    behind = behind[: last_space + 1]
+    return before, behind[::-1]
 
 
 def _common(texts: Sequence[str]) -> str:
     """Return the characters that all texts begin with."""
     first = min(texts)
     last = max(texts)
-    for place, (letter, other) in enumerate(zip(first, last, strict=False)):
+    length = 0
+    for letter, other in zip(first, last, strict=False):
         if letter != other:
-            return first[:place]
-    return first[: len(last)]
+            break
+        length += 1
+    return first[:length]
 
 
 def _without_ends(text: str, before: str, after: str) -> str:
     rest = text.removeprefix(before)
-    return rest.removesuffix(after).strip() or rest.strip() or text
+    inner = rest.removesuffix(after).strip()
+    return inner or rest.strip() or text

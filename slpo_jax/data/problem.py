@@ -44,7 +44,9 @@ class FieldUse:
 
     def note(self, role: str, fields: Iterable[str]) -> None:
         """Note that these fields of a record are used as `role`."""
-        self.used.setdefault(role, {}).update(dict.fromkeys(fields))
+        noted = self.used.setdefault(role, {})
+        for name in fields:
+            noted[name] = None
 
     def see(self, record: Mapping[Any, Any]) -> None:
         """Note what a record has, as it was given, what is missing being None."""
@@ -58,18 +60,24 @@ class FieldUse:
         """Fields that nothing was taken from, "" without any."""
         used = {""}
         for fields in self.used.values():
-            used.update(name.strip().lower() for name in fields)
-        return list_fields(
-            name for name in self.filled if name.strip().lower() not in used
-        )
+            for name in fields:
+                used.add(_key(name))
+        unused = [name for name in self.filled if _key(name) not in used]
+        return list_fields(unused)
 
     def lines(self) -> list[str]:
         """Say what was made of the fields, and which are not used."""
         uses: list[str] = []
         for role, fields in self.used.items():
-            detail = f" ({self.details[role]})" if role in self.details else ""
-            uses.append(f"{role}{detail} from {', '.join(fields)}")
-        lines = ["; ".join(uses)] if uses else []
+            label = role
+            if role in self.details:
+                label = f"{role} ({self.details[role]})"
+            names = ", ".join(fields)
+            uses.append(f"{label} from {names}")
+
+        lines: list[str] = []
+        if uses:
+            lines.append("; ".join(uses))
         if self.unused:
             lines.append(f"not used: {self.unused}")
         return lines
@@ -105,7 +113,8 @@ class Problems(tuple[Problem, ...]):
 
     def with_only(self, problems: Iterable[Problem], **facts: Any) -> "Problems":
         """Return some of them, with what is known of their source, and other `facts`."""
-        return Problems(problems, **vars(self) | facts)
+        known = vars(self) | facts
+        return Problems(problems, **known)
 
 
 def list_fields(names: Iterable[Any]) -> str:
@@ -124,11 +133,19 @@ def without(
     GSM8K's training file holds all questions of the validation set: 7,473 problems become 6,973.
     """
     excluded = {normalise(problem.question) for problem in held_out}
-    return tuple(
-        problem for problem in problems if normalise(problem.question) not in excluded
-    )
+    kept: list[Problem] = []
+    for problem in problems:
+        if normalise(problem.question) not in excluded:
+            kept.append(problem)
+    return tuple(kept)
 
 
 def normalise(question: str) -> str:
     """Return the question with outer white space removed and inner runs of it made one space; identifies a problem."""
-    return " ".join(question.split())
+    words = question.split()
+    return " ".join(words)
+
+
+def _key(name: str) -> str:
+    """Return the name by which a field is looked up."""
+    return name.strip().lower()

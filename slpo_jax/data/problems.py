@@ -213,7 +213,10 @@ def _select_part(source: str, name: str, problems: Problems) -> Problems:
             "config.data.valid and config.data.eval.NAME"
         )
     digits = _PARTS[name]
-    part = [problem for n, problem in enumerate(problems) if n % 10 in digits]
+    part = []
+    for n, problem in enumerate(problems):
+        if n % 10 in digits:
+            part.append(problem)
     warnings = problems.warnings if name == "train" else ()
     return problems.with_only(part, warnings=warnings)
 
@@ -374,7 +377,10 @@ def _kept_columns(
     """Return the cells that are kept beside a problem, and note them as used by the reward."""
     cells = {**getattr(record, "columns", {}), **record}
     if wanted.columns is not None:
-        kept = {name: plain(cells[name]) for name in wanted.columns if name in cells}
+        kept = {}
+        for name in wanted.columns:
+            if name in cells:
+                kept[name] = plain(cells[name])
         field_use.note("reward", kept)
         return kept
     # All columns are kept; those that are used for nothing else are the reward's.

@@ -131,7 +131,9 @@ def read_record(
     # Missing values become None, and the table's names, in lower case, are found however they are written.
     original = _without_missing(record)
     field_use.see(original)
-    record = {str(name).strip().lower(): value for name, value in original.items()}
+    record = {}
+    for name, value in original.items():
+        record[str(name).strip().lower()] = value
     record.update(original)
 
     # Find the question's field.
@@ -196,17 +198,22 @@ def _without_missing(record: Record) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for name, value in record.items():
         may_be_choice = value == "-" and match_choice_column(name) is not None
-        cells[name] = None if is_missing(value) and not may_be_choice else value
+        if is_missing(value) and not may_be_choice:
+            value = None
+        cells[name] = value
     return cells
 
 
 def _first_field(record: Record, names: Iterable[str]) -> str | None:
     """Return the first of these fields that has something in it, else the first that is there, else None."""
-    present = [name for name in names if name in record]
-    for name in present:
+    first = None
+    for name in names:
+        if name not in record:
+            continue
         if record[name] is not None:
             return name
-    return present[0] if present else None
+        first = first or name
+    return first
 
 
 def _choose(
@@ -246,17 +253,21 @@ def _missing_field(where: str, record: Record, key: str) -> UserError:
         f"name the one that holds it, --config.data.fields.{key}=NAME, or rename it"
     )
     names = {str(name).strip().lower() for name in record}
+    known = {*FIELD_NAMES["question"], *FIELD_NAMES["answer"]}
     if any(_is_list_of_records(value) for value in record.values()):
         remedy += ", or give the list of records alone where one of them holds that"
-    elif not {*FIELD_NAMES["question"], *FIELD_NAMES["answer"]} & names:
+    elif names.isdisjoint(known):
         remedy += ", or begin a table with a line of names"
+    fields = list_fields(record)
     return UserError(
-        f"{where}: field '{key}' is missing, only {list_fields(record)} are there; {remedy}"
+        f"{where}: field '{key}' is missing, only {fields} are there; {remedy}"
     )
 
 
 def _is_list_of_records(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    if not isinstance(value, list) or not value:
+        return False
+    return isinstance(value[0], Mapping)
 
 
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
@@ -274,23 +285,31 @@ def _check_has(where: str, record: Record, key: str, name: str) -> None:
 
 def _read_question(where: str, record: Record, field: str, field_use: FieldUse) -> str:
     """Return the question with the parts that stand before and after it in fields of their own."""
-    before = [name for name in BEFORE_QUESTION.get(field, ()) if record.get(name)]
-    after = [name for name in AFTER_QUESTION.get(field, ()) if record.get(name)]
+    before = []
+    for name in BEFORE_QUESTION.get(field, ()):
+        if record.get(name):
+            before.append(name)
+    after = []
+    for name in AFTER_QUESTION.get(field, ()):
+        if record.get(name):
+            after.append(name)
     field_use.note("question", [field, *before, *after])
 
     # What stands before is on the question's line, what stands after on lines of its own.
     parts = [text_of(where, record, name) for name in before]
     parts.append(message_of(where, record, field, "user"))
     lines = [" ".join(parts)]
-    lines.extend(text_of(where, record, name) for name in after)
-    return "\n".join(filter(str.strip, lines))
+    for name in after:
+        lines.append(text_of(where, record, name))
+    return "\n".join(line for line in lines if line.strip())
 
 
 def _read_answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
     """Return the solution that the answer stands in, "" for none, and the answer."""
     value = record[field]
     if field == "reward_model" and value is not None:
-        value = parse_written(value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            value = parse_written(value)
         if not isinstance(value, Mapping) or "ground_truth" not in value:
             raise UserError(
                 f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}"
@@ -301,7 +320,8 @@ def _read_answer(where: str, record: Record, field: str) -> tuple[str, str | Non
         return "", None
     # True and False, ints too, are answers of ProntoQA.
     if isinstance(value, int | Decimal | Number):
-        return "", canonical_number(str(value)) or str(value)
+        written = str(value)
+        return "", canonical_number(written) or written
 
     text = message_of(where, {field: value}, field, "assistant")
     solution, answer = split_mark(text)
@@ -344,7 +364,8 @@ def _without_mark(text: str) -> str:
     """Return a solution without its answer's mark; "" for what is none, but a number."""
     if not text.strip() or canonical_number(text):
         return ""
-    return split_mark(text)[0]
+    solution, _ = split_mark(text)
+    return solution
 
 
 EDGES = "edges"
@@ -374,7 +395,9 @@ def read_graph(
     """
 
     try:
-        edges = [f"{int(begin)} {int(end)}" for begin, end in record[EDGES]]
+        edges = []
+        for begin, end in record[EDGES]:
+            edges.append(f"{int(begin)} {int(end)}")
         target, other, root = (str(int(record[field])) for field in _NODES)
         layers: Any = record[_LAYERS]
         # A layer 0 may be there, which is root itself.
@@ -382,7 +405,8 @@ def read_graph(
         for distance in range(1, len(layers) + 1):
             layer = layers.get(str(distance))
             if layer:
-                steps.append(" ".join(str(int(node)) for node in layer))
+                nodes = [str(int(node)) for node in layer]
+                steps.append(" ".join(nodes))
         if not edges or target not in steps[-1].split():
             raise ValueError("target is in no layer")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -392,9 +416,13 @@ def read_graph(
         ) from None
 
     # Neither the order of the edges nor that of the two ends says which end is reached.
-    seed = zlib.crc32(" ".join([*edges, target, other, root]).encode())
+    content = " ".join([*edges, target, other, root])
+    seed = zlib.crc32(content.encode())
     rng = np.random.default_rng(seed)
     shuffled = [edges[place] for place in rng.permutation(len(edges))]
-    ends = f"{target} {other}" if rng.random() < 0.5 else f"{other} {target}"
-    question = f"{f' {BAR} '.join(shuffled)} {ASKED} {ends} {ROOT} {root}"
+    told = f" {BAR} ".join(shuffled)
+    ends = f"{target} {other}"
+    if rng.random() >= 0.5:
+        ends = f"{other} {target}"
+    question = f"{told} {ASKED} {ends} {ROOT} {root}"
     return question, tuple(steps), target

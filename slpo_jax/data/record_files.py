@@ -33,7 +33,10 @@ def records_text(records: Any) -> str:
             )
         # A problem has been read already, so that none of its columns may be read as a part of it again.
         columns = record.columns if isinstance(record, ProblemRecord) else {}
-        others = {name: value for name, value in columns.items() if not is_known(name)}
+        others = {}
+        for name, value in columns.items():
+            if not is_known(name):
+                others[name] = value
         lines.append(_json({**others, **record}) + "\n")
     return "".join(lines)
 

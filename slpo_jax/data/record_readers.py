@@ -55,11 +55,14 @@ def _read_csv(path: Path) -> Rows:
     # The library's own limit is 131,072 characters a cell.
     csv.field_size_limit(2**31 - 1)
     text = _read_text(path)
-    header = text.partition("\n")[0]
-    delimiter = next(
-        (sign for sign in "\t;" if sign in header and "," not in header), ","
-    )
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header, _, _ = text.partition("\n")
+    delimiter = ","
+    if "," not in header:
+        for sign in ";\t":
+            if sign in header:
+                delimiter = sign
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     end = 0
     try:
         names = next(reader, [])
@@ -92,13 +95,15 @@ def _read_parquet(path: Path) -> Rows:
     number = 0
     try:
         # A batch at a time: the rows of a large file as Python objects take ten times its memory.
-        for batch in parquet.read_table(pyarrow.BufferReader(data)).to_batches():
-            for record in arrow_records(pyarrow.Table.from_batches([batch])):
+        table = parquet.read_table(pyarrow.BufferReader(data))
+        for batch in table.to_batches():
+            part = pyarrow.Table.from_batches([batch])
+            for record in arrow_records(part):
                 number += 1
                 yield f"{path}, row {number}", record
     except (OSError, ValueError) as error:
         # Arrow's own errors are among them, and those of texts that aren't UTF-8.
-        reason = str(error).splitlines()[0]
+        reason, *_ = str(error).splitlines()
         raise UserError(
             f"{path}: not a readable parquet file ({reason}); get or write it again"
         ) from None
@@ -117,17 +122,19 @@ FILE_READERS: dict[str, Callable[[Path], Rows]] = {
 
 def reader_of(path: Path) -> Callable[[Path], Rows] | None:
     """Return the reader of a file of this name, which may end in .gz; None for another kind."""
-    return FILE_READERS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+    name = path.name.lower().removesuffix(".gz")
+    return FILE_READERS.get(Path(name).suffix)
 
 
 def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
     """Return the rows, floating-point numbers as the shortest decimals of their type, also within lists."""
     _check_names(table.column_names)
     columns = {name: _arrow_values(table[name]) for name in table.column_names}
-    return [
-        dict(zip(columns, row, strict=True))
-        for row in zip(*columns.values(), strict=True)
-    ]
+    records: list[dict[str, Any]] = []
+    for row in zip(*columns.values(), strict=True):
+        record = dict(zip(columns, row, strict=True))
+        records.append(record)
+    return records
 
 
 def _arrow_values(column: Any) -> list[Any]:
@@ -145,18 +152,26 @@ def _shortest(value: Any, kind: Any) -> Any:
     if value is None:
         return None
     if types.is_floating(kind):
-        return _decimal(kind.to_pandas_dtype()(value))
+        number = kind.to_pandas_dtype()
+        return _decimal(number(value))
     if types.is_dictionary(kind):
         return _shortest(value, kind.value_type)
     if isinstance(value, dict):
-        return {field.name: _shortest(value[field.name], field.type) for field in kind}
-    is_list = isinstance(value, list) and not types.is_map(kind)
-    return [_shortest(item, kind.value_type) for item in value] if is_list else value
+        inner: dict[str, Any] = {}
+        for field in kind:
+            inner[field.name] = _shortest(value[field.name], field.type)
+        return inner
+    if isinstance(value, list) and not types.is_map(kind):
+        return [_shortest(item, kind.value_type) for item in value]
+    return value
 
 
 def _decimal(value: Any) -> Number | None:
     """Convert a float of Python or NumPy to its shortest decimal, NaN to None."""
-    return None if value != value else Number(str(value).removesuffix(".0"))
+    if value != value:
+        return None
+    text = str(value).removesuffix(".0")
+    return Number(text)
 
 
 def _check_names(names: Iterable[Any], where: str = "records") -> None:
@@ -165,10 +180,11 @@ def _check_names(names: Iterable[Any], where: str = "records") -> None:
     Raises:
         UserError: it has.
     """
-    names = list(names)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{where}: has two columns {twice!r}; rename one")
+    seen: set[Any] = set()
+    for name in names:
+        if name in seen:
+            raise UserError(f"{where}: has two columns {name!r}; rename one")
+        seen.add(name)
 
 
 def dataset_records(dataset: Any) -> Iterator[Any]:
@@ -204,11 +220,9 @@ def select_split(records: Any, role: str) -> tuple[str, Any]:
 
 def is_dataset_dict(records: Any) -> bool:
     """Tell whether records are a `datasets.DatasetDict`, with a set by split."""
-    return (
-        isinstance(records, Mapping)
-        and bool(records)
-        and all(hasattr(x, "with_format") for x in records.values())
-    )
+    if not isinstance(records, Mapping) or not records:
+        return False
+    return all(hasattr(x, "with_format") for x in records.values())
 
 
 def reusable(records: Any) -> Any:
@@ -218,7 +232,9 @@ def reusable(records: Any) -> Any:
         import pyarrow
 
         return pyarrow.table(records)
-    return list(records) if isinstance(records, Iterator) else records
+    if isinstance(records, Iterator):
+        return list(records)
+    return records
 
 
 def given_rows(records: Any) -> Rows:
@@ -239,12 +255,14 @@ def given_rows(records: Any) -> Rows:
 def _records_of(records: Any) -> Iterable[Any]:
     records = reusable(records)
     # Tables of polars become those of arrow.
-    records = records.to_arrow() if hasattr(records, "to_arrow") else records
+    if hasattr(records, "to_arrow"):
+        records = records.to_arrow()
 
     # Arrow has tables, and arrays of structs.
     if hasattr(records, "to_pylist"):
-        is_table = hasattr(records, "schema")
-        return arrow_records(records) if is_table else _arrow_values(records)
+        if hasattr(records, "schema"):
+            return arrow_records(records)
+        return _arrow_values(records)
 
     # Tables of pandas, which would widen floats.
     if hasattr(records, "columns") and hasattr(records, "to_dict"):
@@ -275,8 +293,11 @@ def _pandas_values(column: Any) -> Iterable[Any]:
     import pyarrow
 
     if hasattr(column.dtype, "pyarrow_dtype"):
-        return _arrow_values(pyarrow.array(column.array))
-    return column.array if column.dtype.kind == "f" else column
+        array = pyarrow.array(column.array)
+        return _arrow_values(array)
+    if column.dtype.kind == "f":
+        return column.array
+    return column
 
 
 def _plain(value: Any) -> Any:
@@ -306,13 +327,17 @@ def _plain(value: Any) -> Any:
         except (TypeError, RuntimeError):
             # NumPy does not have its type: it is no text, which is said where it is used.
             return value
-        return [_plain(inner) for inner in array] if array.ndim else _plain(array[()])
+        if array.ndim:
+            return [_plain(inner) for inner in array]
+        return _plain(array[()])
     if isinstance(value, np.bool_):
         return bool(value)
     is_scalar = isinstance(value, np.generic) and value.dtype.kind in "iuf"
     if isinstance(value, float) or is_scalar:
         return _decimal(value)
-    return None if str(value) in ("<NA>", "NaT") else value  # of pandas
+    if str(value) in ("<NA>", "NaT"):  # of pandas
+        return None
+    return value
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -334,7 +359,9 @@ def _read_text(path: Path) -> str:
 def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+        if path.suffix.lower() == ".gz":
+            data = gzip.decompress(data)
+        return data
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
             f"{path}: not a readable gzip file ({error}); get or write it again"

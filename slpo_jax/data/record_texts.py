@@ -41,7 +41,8 @@ class Number(str):
 def plain(value: Any) -> Any:
     """Convert a cell to what a reward is given: numbers as int or float, in lists and dicts too."""
     if isinstance(value, Number):
-        return int(Decimal(value)) if value.lstrip("-").isdigit() else float(value)
+        is_whole = value.lstrip("-").isdigit()
+        return int(Decimal(value)) if is_whole else float(value)
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -56,14 +57,16 @@ def constant(name: str) -> Number | None:
 
 def is_number(value: Any) -> bool:
     """Tell whether a cell has a number as one; True and False are none."""
-    return isinstance(value, int | Decimal | Number) and not isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | Decimal | Number)
 
 
 def is_missing(value: Any) -> bool:
     """Tell whether a cell holds nothing; "None" may be an answer or a choice."""
-    return value is None or (
-        isinstance(value, str) and value.strip().lower() in _NOTHING
-    )
+    if isinstance(value, str):
+        return value.strip().lower() in _NOTHING
+    return value is None
 
 
 def parse_written(text: str) -> list[Any] | dict[str, Any] | None:
@@ -76,10 +79,13 @@ def parse_written(text: str) -> list[Any] | dict[str, Any] | None:
             text, parse_int=Number, parse_float=Number, parse_constant=constant
         )
     except (json.JSONDecodeError, RecursionError):
-        try:
-            return None if _SIDE_BY_SIDE.search(text) else ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            return None
+        pass
+    if _SIDE_BY_SIDE.search(text):
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
 
 
 def message_of(
@@ -98,22 +104,24 @@ def message_of(
     Raises:
         UserError: it is neither.
     """
+    # A chat is a list of messages, or a text that writes one.
     value = record[field]
     chat = parse_written(value) if isinstance(value, str) else value
     messages = chat if isinstance(chat, list) else []
-    is_chat = bool(messages) and isinstance(messages[0], Mapping)
-    if field not in CHATS and not is_chat:
+    is_message = [isinstance(message, Mapping) for message in messages]
+    is_chat = field in CHATS or is_message[:1] == [True]
+    if not is_chat:
         return text_of(where, record, field)
 
     # Take the messages of the role, by whichever names a chat has for its fields.
-    if not all(isinstance(message, Mapping) for message in messages):
+    if not all(is_message):
         messages = []
-    names = [message.get("role", message.get("from")) for message in messages]
-    texts = [
-        message.get("content", message.get("value"))
-        for name, message in zip(names, messages, strict=True)
-        if _ROLES.get(name, name) == role
-    ]
+    texts: list[Any] = []
+    for message in messages:
+        name = message.get("role", message.get("from"))
+        if _ROLES.get(name, name) == role:
+            text = message.get("content", message.get("value"))
+            texts.append(text)
     if not texts and messages and not needed:
         return ""
     if len(texts) != 1 or not isinstance(texts[0], str):
@@ -131,11 +139,14 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
         UserError: it is something else.
     """
     value = record[field]
-    if value is not None and not isinstance(value, str):
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        kind = type(value).__name__
         raise UserError(
-            f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text"
+            f"{where}: field '{field}' is {kind}, not a text; write it as a text"
         )
-    return value or ""
+    return value
 
 
 def parse_listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str:
@@ -150,17 +161,22 @@ def parse_listed(where: str, record: Mapping[str, Any], field: str) -> list[Any]
         raise UserError(
             f"{where}: field '{field}' begins as a list and is none; mend it, or write a text"
         )
-    return value if isinstance(value, list) else text
+    if isinstance(value, list):
+        return value
+    return text
 
 
 def only_one(value: Any) -> Any:
     """Return what stands alone in a list, also in one that a text writes; else the value."""
-    items = (
-        parse_written(value) if isinstance(value, str) and _LIST.match(value) else value
-    )
+    items = value
+    if isinstance(value, str) and _LIST.match(value):
+        items = parse_written(value)
     if not isinstance(items, list) or len(items) != 1:
         return value
-    return value if isinstance(items[0], Mapping) else items[0]
+    (item,) = items
+    if isinstance(item, Mapping):
+        return value
+    return item
 
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
@@ -201,19 +217,27 @@ def split_mark(text: str) -> tuple[str, str | None]:
         lines in which none is found.
     """
     # Most steps and answers of large sets have no mark.
-    if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):
-        return text if text.strip() else "", None
+    stripped = text.strip()
+    if not (_MAY_MARK.search(stripped) or _TAG.search(text)):
+        return text if stripped else "", None
 
     # Part the text at a tag, or at the end of a thought.
     tagged = _TAG.sub(_plain_tag, text)
     match = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
     solution, behind = match.groups() if match else (text, "")
     solution = without_tags(solution)
-    if not behind.strip() or not solution.strip():
-        return _split_mark(solution if solution.strip() else without_tags(behind))
+    if not solution.strip():
+        return _split_mark(without_tags(behind))
+    if not behind.strip():
+        return _split_mark(solution)
+
+    # What is behind it is the answer, or has a mark of its own.
+    solution, _ = _split_mark(solution)
     behind = without_tags(behind)
-    answer = _split_mark(behind.strip())[1]
-    return _split_mark(solution)[0], bare(behind) if answer is None else answer
+    _, answer = _split_mark(behind.strip())
+    if answer is None:
+        answer = bare(behind)
+    return solution, answer
 
 
 def without_tags(text: str) -> str:
@@ -222,9 +246,11 @@ def without_tags(text: str) -> str:
 
 
 def _plain_tag(match: re.Match[str]) -> str:
-    closes = match[1] or match[2] or match[4] or match[6]
-    thought = match[3] or match[5] or match[7]
-    return f"<{'/' if closes else ''}{'think' if thought else 'answer'}>"
+    is_closing = match[1] or match[2] or match[4] or match[6]
+    is_thought = match[3] or match[5] or match[7]
+    slash = "/" if is_closing else ""
+    name = "think" if is_thought else "answer"
+    return f"<{slash}{name}>"
 
 
 def _split_mark(text: str) -> tuple[str, str | None]:
@@ -236,23 +262,35 @@ def _split_mark(text: str) -> tuple[str, str | None]:
         return before, bare(first)
 
     # Then "the answer is" in the last line, to which the line before it is joined where it ends with that.
-    tail = _DISPLAY.sub(r"\1 \2 \3", _HOPE.sub("", text).rstrip())
-    lines, _, last = _NEXT_LINE.sub(r"\1: \2", tail).rpartition("\n")
-    marks = list(_MARK.finditer(last))
+    tail = _HOPE.sub("", text).rstrip()
+    tail = _DISPLAY.sub(r"\1 \2 \3", tail)
+    tail = _NEXT_LINE.sub(r"\1: \2", tail)
+    lines, _, last = tail.rpartition("\n")
     boxed = last_boxed(text)
-    answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
+    before_mark = ""
+    answer = ""
+    for mark in _MARK.finditer(last):
+        before_mark = last[: mark.start()]
+        answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[mark.end() :])
     if answer:
-        sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
-        # The sentence of the mark is no step, unless it is all there is and computes something.
+        sentences = _SENTENCE_END.split(before_mark.rstrip("*"))
+        # The sentence of the mark isn't a step, unless it is all there is and computes something.
         is_all = len(sentences) == 1 and not lines
-        earlier = sentences if is_all and "=" in sentences[0] else sentences[:-1]
-        solution = "\n".join([lines, " ".join(earlier).strip()]).strip("\n")
+        if not (is_all and "=" in sentences[0]):
+            sentences = sentences[:-1]
+        step = " ".join(sentences).strip()
+        solution = f"{lines}\n{step}".strip("\n")
         return solution, boxed or bare(answer)
+
+    # Then a box; the line is a step where it says more.
     if boxed:
-        return lines if _BOX_ALONE.fullmatch(last) else text, boxed
+        is_alone = _BOX_ALONE.fullmatch(last)
+        return lines if is_alone else text, boxed
+
     # Several lines without a mark are steps, but a matrix is an answer.
-    has_lines = "\n" in text.strip() and _MATRIX.fullmatch(text) is None
-    return text, "" if has_lines else None
+    if "\n" in text.strip() and not _MATRIX.fullmatch(text):
+        return text, ""
+    return text, None
 
 
 def steps_of(steps: list[Any]) -> list[Any]:
@@ -261,7 +299,8 @@ def steps_of(steps: list[Any]) -> list[Any]:
     for step in steps:
         if isinstance(step, str):
             step = without_tags(step).strip("\n")
-        if step == "" or not (is_missing(step) or _is_answer(step)):
+        is_left_out = is_missing(step) or _is_answer(step)
+        if step == "" or not is_left_out:
             cleaned.append(step)
     return cleaned
 
@@ -288,11 +327,15 @@ def written_steps(raws: Sequence[Any], field_use: FieldUse) -> list[tuple[str, .
     Raises:
         UserError: an annotation isn't closed.
     """
-    solutions = [raw.solution for raw in raws if raw.solution.strip()]
-    annotated = [solution for solution in solutions if "<<" in solution]
-    split = _annotations if 2 * len(annotated) >= len(solutions) else _lines
-    if annotated:
-        way = "between << and >> alone" if split is _annotations else "lines"
+    n_solutions = 0
+    n_annotated = 0
+    for raw in raws:
+        n_solutions += bool(raw.solution.strip())
+        n_annotated += "<<" in raw.solution
+    are_annotated = 2 * n_annotated >= n_solutions
+    split = _annotations if are_annotated else _lines
+    if n_annotated:
+        way = "between << and >> alone" if are_annotated else "lines"
         field_use.details["steps"] = way
     return [raw.steps or split(raw.where, raw.solution) for raw in raws]
 
@@ -307,7 +350,8 @@ def _annotations(where: str, text: str) -> tuple[str, ...]:
 
 def _lines(_: str, text: str) -> tuple[str, ...]:
     without_annotations = _ANNOTATION.sub("", text)
-    lines = [line.strip() for line in without_annotations.split("\n") if line.strip()]
+    lines = [line.strip() for line in without_annotations.split("\n")]
+    lines = [line for line in lines if line]
     # One line is split into sentences, one sentence by its semicolons.
     if len(lines) == 1:
         lines = _SENTENCE_END.split(lines[0])

@@ -109,17 +109,19 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
             f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}"
         )
     # Leave out the questions of the sets that are made before this one, "train" last of all.
-    order = (*HELD_OUT_NAMES, "train")
     questions: set[str] = set()
-    for other in order[: order.index(name)]:
-        others = synthetic_problems(other, config)
-        questions.update(problem.question for problem in others)
+    for other in (*HELD_OUT_NAMES, "train"):
+        if other == name:
+            break
+        for problem in synthetic_problems(other, config):
+            questions.add(problem.question)
 
     sizes = {"train": config.train_size, "valid": config.valid_size}
     size = sizes.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
-    for problem in itertools.islice(_candidates(name, config), most_draws):
+    candidates = _candidates(name, config)
+    for problem in itertools.islice(candidates, most_draws):
         if problem.question in questions:
             continue
         questions.add(problem.question)
@@ -134,16 +136,19 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
 
 def vocabulary() -> tuple[str, ...]:
     """Return every word of both templates and of the steps, without the numbers."""
-    verbs = itertools.chain(
-        *_STORY_VERBS.values(), *_PUZZLE_VERBS.values(), _STORY_FACTORS.values()
-    )
-    nouns = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *_PEOPLE.values(), *_OBJECTS]
-    return tuple(dict.fromkeys([*nouns, *verbs, *_PUZZLE_FACTORS.values()]))
+    words = [*_FRAME_WORDS, *OPERATORS]
+    words += [*_PEOPLE, *_PEOPLE.values(), *_OBJECTS]
+    for verbs in (*_STORY_VERBS.values(), *_PUZZLE_VERBS.values()):
+        words += verbs
+    words += _STORY_FACTORS.values()
+    words += _PUZZLE_FACTORS.values()
+    return tuple(dict.fromkeys(words))
 
 
 def synthetic_words(max_value: int) -> tuple[str, ...]:
     """Return `vocabulary`, and the numbers up to the largest."""
-    return (*vocabulary(), *map(str, range(max_value + 1)))
+    numbers = map(str, range(max_value + 1))
+    return (*vocabulary(), *numbers)
 
 
 def _candidates(name: str, config: SyntheticConfig) -> Iterator[Problem]:
@@ -165,25 +170,36 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     else:
         low = 1
         high = small if regime < _SMALL else config.max_value
-    puzzle = name == "template" or (name != "large" and template < _PUZZLES)
-    # Among puzzles that draw is uniform below their share, so it can decide their length too.
-    short = name != "template" and template >= _PUZZLES * _LONG_PUZZLES
-    count = 1
-    if not (puzzle and short):
-        fewest = 2 if name == "template" else 1
-        count = _scale_draw(length, fewest, config.max_steps)
+
+    # Choose the template and the number of steps.
+    if name == "template":
+        is_puzzle = True
+        count = _scale_draw(length, 2, config.max_steps)
+    else:
+        is_puzzle = name != "large" and template < _PUZZLES
+        # Among puzzles that draw is uniform below their share, so it can decide their length too.
+        is_short = is_puzzle and template >= _PUZZLES * _LONG_PUZZLES
+        count = 1 if is_short else _scale_draw(length, 1, config.max_steps)
 
     # Each step draws from its own part of the row.
     start = _scale_draw(first, low, high)
     value = start
     steps: list[_Step] = []
-    for index in range(count):
-        at = _DRAWS_A_PROBLEM + _DRAWS_A_STEP * index
-        draws = row[at : at + _DRAWS_A_STEP]
-        steps.append(_step(value, low, high, config.max_value, draws))
-        value = steps[-1].value
-    tell = _puzzle if puzzle else _story
-    question = tell(_pick(person, tuple(_PEOPLE)), _pick(thing, _OBJECTS), start, steps)
+    begin = _DRAWS_A_PROBLEM
+    for _ in range(count):
+        end = begin + _DRAWS_A_STEP
+        draws = row[begin:end]
+        step = _step(value, low, high, config.max_value, draws)
+        steps.append(step)
+        value = step.value
+        begin = end
+
+    # Tell it.
+    tell = _puzzle if is_puzzle else _story
+    name_of_person = _pick(person, tuple(_PEOPLE))
+    name_of_thing = _pick(thing, _OBJECTS)
+    question = tell(name_of_person, name_of_thing, start, steps)
+
     # By the question alone, so that the problems are the same ones at every share.
     is_written = zlib.crc32(question.encode()) < config.written_share * 2**32
     texts: tuple[str, ...] = ()
@@ -210,7 +226,11 @@ def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -
     else:
         most = max_value - value if operator == "+" else value
         operand = _scale_draw(operand_draw, low, min(high, most))
-    results = {"+": value + operand, "-": value - operand, "x": value * operand}
+    results = {
+        "+": value + operand,
+        "-": value - operand,
+        "x": value * operand,
+    }
     result = results[operator]
     text = f"{value} {operator} {operand} = {result}"
     return _Step(operator, operand, verb, text, result)
@@ -218,26 +238,28 @@ def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -
 
 def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
     pronoun = _PEOPLE[person]
-
-    def tell(step: _Step) -> str:
+    sentences = [f"{person} has {start} {thing} ."]
+    for step in steps:
         if step.operator == "x":
-            return f"{pronoun} {_STORY_FACTORS[step.operand]} them ."
-        return f"{pronoun} {_pick(step.verb, _STORY_VERBS[step.operator])} {step.operand} ."
-
-    return " ".join(
-        [f"{person} has {start} {thing} .", *map(tell, steps), "How many now ?"]
-    )
+            verb = _STORY_FACTORS[step.operand]
+            sentences.append(f"{pronoun} {verb} them .")
+        else:
+            verb = _pick(step.verb, _STORY_VERBS[step.operator])
+            sentences.append(f"{pronoun} {verb} {step.operand} .")
+    sentences.append("How many now ?")
+    return " ".join(sentences)
 
 
 def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
-    def tell(step: _Step) -> str:
+    sentences = [f"How many {thing} has {person} ? There were {start} ."]
+    for step in steps:
         if step.operator == "x":
-            return f"All {_PUZZLE_FACTORS[step.operand]} ."
-        return f"{step.operand} {_pick(step.verb, _PUZZLE_VERBS[step.operator])} ."
-
-    return " ".join(
-        [f"How many {thing} has {person} ? There were {start} .", *map(tell, steps)]
-    )
+            verb = _PUZZLE_FACTORS[step.operand]
+            sentences.append(f"All {verb} .")
+        else:
+            verb = _pick(step.verb, _PUZZLE_VERBS[step.operator])
+            sentences.append(f"{step.operand} {verb} .")
+    return " ".join(sentences)
 
 
 def _pick(draw: float, items: Sequence[T]) -> T:
@@ -245,4 +267,5 @@ def _pick(draw: float, items: Sequence[T]) -> T:
 
 
 def _scale_draw(draw: float, low: int, high: int) -> int:
-    return low + int(draw * (high - low + 1))
+    count = high - low + 1
+    return low + int(draw * count)

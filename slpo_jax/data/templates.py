@@ -98,7 +98,9 @@ class Template:
         """The token that every prompt ends with; None where it is the question's last."""
         if self.start_id is not None or self.question_text(_PLACE).endswith(_PLACE):
             return self.start_id
-        ends = {ids[-1] for ids in self.prompts(["?", "5", "a"], Counter())}
+        ends = set()
+        for ids in self.prompts(["?", "5", "a"], Counter()):
+            ends.add(ids[-1])
         return ends.pop() if len(ends) == 1 else None
 
     @property
@@ -305,11 +307,10 @@ def _encode_texts(
             text = texts[place]
             pairs = zip(row.ids, row.offsets, strict=True)
             # Name the words that the unknown token stands for.
-            words = [
-                text[begin:after].strip(" ") or " "
-                for token, (begin, after) in pairs
-                if token == unknown
-            ]
+            words = []
+            for token, (begin, after) in pairs:
+                if token == unknown:
+                    words.append(text[begin:after].strip(" ") or " ")
             unknown_words[place] = list(dict.fromkeys(words))
     return encoded, unknown_words
 
@@ -338,12 +339,13 @@ def token_texts(template: Template, rows: int) -> list[str]:
     Args:
         rows: of the model's vocabulary.
     """
-    names = {index: name for name, index in template.tokenizer.get_vocab().items()}
+    names = {}
+    for name, index in template.tokenizer.get_vocab().items():
+        names[index] = name
     pieces = enumerate(template.token_bytes)
-    texts = [
-        piece.decode("utf-8", "replace") or names.get(index, "")
-        for index, piece in pieces
-    ]
+    texts = []
+    for index, piece in pieces:
+        texts.append(piece.decode("utf-8", "replace") or names.get(index, ""))
     return texts + [""] * (rows - len(texts))
 
 

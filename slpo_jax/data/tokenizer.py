@@ -241,9 +241,10 @@ def add_reasoner_tokens(
             special_tokens=True,
         )
     # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
-    present = [
-        name for name in names if not has_latent or name in tokenizer.get_vocab()
-    ]
+    present = []
+    for name in names:
+        if not has_latent or name in tokenizer.get_vocab():
+            present.append(name)
     tokenizer.add_tokens(
         [AddedToken(name, special=True, normalized=False) for name in present],
         special_tokens=True,
@@ -291,10 +292,9 @@ def add_words(
         isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
         and tokenizer.backend_tokenizer.decoder is None
     ):
-        words = [
-            AddedToken(word, single_word=apart, normalized=False)
-            for word in text.split()
-        ]
+        words = []
+        for word in text.split():
+            words.append(AddedToken(word, single_word=apart, normalized=False))
         tokenizer.add_tokens(
             [word for word in words if word.content not in tokenizer.get_vocab()]
         )
@@ -316,15 +316,13 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
         UserError: the tokenizer's decoder isn't one of those two kinds.
     """
     backend = tokenizer.backend_tokenizer
-    by_id = {
-        index: token
-        for token, index in backend.get_vocab(with_added_tokens=True).items()
-    }
-    special = {
-        index
-        for index, token in backend.get_added_tokens_decoder().items()
-        if token.special
-    }
+    by_id = {}
+    for token, index in backend.get_vocab(with_added_tokens=True).items():
+        by_id[index] = token
+    special = set()
+    for index, token in backend.get_added_tokens_decoder().items():
+        if token.special:
+            special.add(index)
     if isinstance(backend.decoder, decoders.ByteLevel):
         to_bytes = _byte_level_bytes
     elif isinstance(backend.model, models.WordLevel) and backend.decoder is None:

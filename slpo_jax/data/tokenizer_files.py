@@ -98,7 +98,10 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
         ) from error
     path = folder / SETTINGS
     saved = json.loads(path.read_text(encoding="utf-8"))
-    settings = {key: value for key, value in saved.items() if key not in _OF_ITSELF}
+    settings = {}
+    for key, value in saved.items():
+        if key not in _OF_ITSELF:
+            settings[key] = value
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tokenizer.extra_special_tokens:
         settings["additional_special_tokens"] = [

@@ -22,7 +22,9 @@ def count_candidates(question: str, reference: str) -> int:
     target = normalise_text(reference)
     choices = _CHOICE.findall(question)
     for letter, text in choices:
-        if target in (normalise_text(letter), normalise_text(text)):
+        if target == normalise_text(letter):
+            return len(choices)
+        if target == normalise_text(text):
             return len(choices)
     either = _EITHER.search(question)
     if either is None:
@@ -53,27 +55,32 @@ def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
     # Guess the answers that most references are.
     references = records.references
     total = len(references)
-    answers = Counter(map(normalise_text, references))
-    common = answers.most_common()
-    counts = [count for _, count in common]
-    acc = sum(counts[:1]) / total
-    acc_of_k = sum(counts[:k]) / total
-    commonest, _ = common[0]
-    spellings = [text for text in references if normalise_text(text) == commonest]
-    shown = spellings[0]
+    answers: Counter[bytes] = Counter()
+    spellings: dict[bytes, str] = {}
+    for text in references:
+        answer = normalise_text(text)
+        answers[answer] += 1
+        spellings.setdefault(answer, text)
+    ((commonest, count),) = answers.most_common(1)
+    acc = count / total
+    acc_of_k = sum(count for _, count in answers.most_common(k)) / total
+    shown = spellings[commonest]
     if len(shown) > _LONGEST:
         shown = shown[: _LONGEST - 3] + "..."
     guess = f"the commonest answer, {shown},"
     guesses = f"one of the {k} commonest"
 
     # Or choose among the candidates, where every question offers some.
-    pairs = zip(records.questions, references, strict=False)
-    offered = np.array([count_candidates(*pair) for pair in pairs])
+    counts: list[int] = []
+    for question, reference in zip(records.questions, references, strict=False):
+        counts.append(count_candidates(question, reference))
+    offered = np.array(counts)
     if offered.size and offered.all():
         share = float(np.mean(1 / offered))
         if share >= acc:
             acc = share
-            all_wrong = (1 - 1 / offered) ** k
+            wrong = 1 - 1 / offered
+            all_wrong = wrong**k
             acc_of_k = float(np.mean(1 - all_wrong))
             numbers = "/".join(map(str, np.unique(offered)))
             guess = f"one of the {numbers} candidates"

@@ -38,45 +38,37 @@ def bootstrap_draws(
     runs, n, q = differences.shape
     run_rng = np.random.default_rng([seed, 0])
     problem_rng = np.random.default_rng([seed, 1, stream])
-    run_weights = (
-        run_rng.multinomial(
-            runs,
-            np.full(runs, 1.0 / runs),
-            size=n_boot,
-        )
-        / runs
-    )
-    flat = differences.transpose(
-        1,
-        0,
-        2,
-    ).reshape(n, runs * q)
+
+    # The share of each run in a draw.
+    equal = np.full(runs, 1.0 / runs)
+    times = run_rng.multinomial(runs, equal, size=n_boot)
+    run_weights = times / runs
+
+    by_problem = differences.transpose(1, 0, 2)
+    flat = by_problem.reshape(n, runs * q)
     out = np.empty((n_boot, q))
     chunk = max(1, 2_000_000 // n)  # bounds memory, not the result's law
     for start in range(0, n_boot, chunk):
-        size = min(chunk, n_boot - start)
-        picks = problem_rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        counts = np.bincount(picks.ravel(), minlength=size * n).reshape(size, n)
-        means = (counts @ flat / n).reshape(
-            size,
-            runs,
-            q,
-        )
-        out[start : start + size] = np.einsum(
-            "br,brq->bq", run_weights[start : start + size], means
-        )
+        end = min(start + chunk, n_boot)
+        size = end - start
+        # How often each problem is drawn.
+        picks = problem_rng.integers(n, size=(size, n))
+        picks += n * np.arange(size)[:, None]
+        counts = np.bincount(picks.ravel(), minlength=size * n)
+        counts = counts.reshape(size, n)
+
+        # The runs' means, and their mean.
+        means = counts @ flat / n
+        means = means.reshape(size, runs, q)
+        weights = run_weights[start:end]
+        out[start:end] = np.einsum("br,brq->bq", weights, means)
     return out
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
     """Return the 95 % percentile interval of draws [n_boot]."""
-    low, high = np.quantile(
-        draws,
-        [
-            (1 - 0.95) / 2,
-            (1 + 0.95) / 2,
-        ],
-    )
+    ends = [(1 - 0.95) / 2, (1 + 0.95) / 2]
+    low, high = np.quantile(draws, ends)
     return float(low), float(high)
 
 
@@ -94,7 +86,7 @@ def compare_rows(
         intervals, and notes on pairs that can't be compared.
     """
     # Each problem's value of each metric, by run, row and set.
-    values = []
+    values: list[dict[str, dict[str, dict[str, np.ndarray]]]] = []
     for run in runs:
         of_run = {row: _values_of_sets(sets) for row, sets in run.items()}
         values.append(of_run)
@@ -110,7 +102,10 @@ def compare_rows(
             over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
             for stream, name in enumerate(names):
                 # The row, and those of the others that were evaluated on this set.
-                others = [other for other in members if name in runs[0].get(other, {})]
+                others = []
+                for other in members:
+                    if name in runs[0].get(other, {}):
+                        others.append(other)
                 if not others or name not in runs[0].get(a, {}):
                     continue
                 compared = (a, *others)
@@ -122,15 +117,17 @@ def compare_rows(
                 of_set = []
                 for valued in values:
                     of_set.append({row: valued[row][name] for row in compared})
+                records = runs[0][a][name]
                 facts = {"set": name, "a": a, "b": b}
                 counts = {
-                    "n": len(runs[0][a][name].references),
+                    "n": len(records.references),
                     "runs": len(runs),
                 }
                 for entry, draws in _differences(of_set, b, stream):
                     entry = facts | entry | counts
                     entries.append(entry)
-                    over_sets.setdefault(entry["metric"], []).append((entry, draws))
+                    of_metric = over_sets.setdefault(entry["metric"], [])
+                    of_metric.append((entry, draws))
 
             # The mean of the sets, where all of them can be compared.
             for parts in over_sets.values():
@@ -189,10 +186,9 @@ def _differences(
         def mean_of(row: str, metric: str = metric) -> np.floating:
             return np.mean([run[row][metric] for run in values])
 
-        best[metric] = max(others, key=mean_of)
-        differences_R = [
-            run[first][metric] - run[best[metric]][metric] for run in values
-        ]
+        other = max(others, key=mean_of)
+        best[metric] = other
+        differences_R = [run[first][metric] - run[other][metric] for run in values]
         differences_Q.append(np.stack(differences_R))
     differences_RNQ = np.stack(differences_Q, axis=-1)
     draws = bootstrap_draws(differences_RNQ, stream=stream)
@@ -200,13 +196,11 @@ def _differences(
     # An interval of each metric, all of the same draws of problems.
     entries = []
     for q, metric in enumerate(metrics):
+        of_metric = draws[:, q]
         per_run = differences_RNQ[:, :, q].mean(axis=1)
-        entry = _entry(
-            draws[:, q],
-            per_run,
-            metric,
-        ) | {"b_row": best[metric]}
-        entries.append((entry, draws[:, q]))
+        entry = _entry(of_metric, per_run, metric)
+        entry["b_row"] = best[metric]
+        entries.append((entry, of_metric))
     return entries
 
 
@@ -228,16 +222,23 @@ def _entry(
 
 def _average(parts: list[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
     """Average one metric's difference over sets: sets are fixed, their problems (and the runs) resampled."""
-    entries = [entry for entry, _ in parts]
-    draws = np.mean([of_set for _, of_set in parts], axis=0)
-    per_run = np.mean([entry["per_run"] for entry in entries], axis=0)
-    average = dict(entries[0])
+    draws_of_sets: list[np.ndarray] = []
+    per_run_of_sets: list[list[float]] = []
+    rows: dict[str, None] = {}
+    n = 0
+    for entry, draws in parts:
+        draws_of_sets.append(draws)
+        per_run_of_sets.append(entry["per_run"])
+        rows[entry["b_row"]] = None
+        n += entry["n"]
+    first, _ = parts[0]
+    average = dict(first)
     average |= _entry(
-        draws,
-        per_run,
-        entries[0]["metric"],
+        np.mean(draws_of_sets, axis=0),
+        np.mean(per_run_of_sets, axis=0),
+        first["metric"],
     )
     average["set"] = AVERAGE
-    average["n"] = sum(entry["n"] for entry in entries)
-    average["b_row"] = "/".join(dict.fromkeys(entry["b_row"] for entry in entries))
+    average["n"] = n
+    average["b_row"] = "/".join(rows)
     return average

@@ -138,7 +138,10 @@ def classes(
     """
     ends = np.searchsorted(lengths_I, slots, side="right")
     # What is left over in the longest prompts' own bucket stays with them.
-    cuts = [end // together * together for end in ends if end < len(lengths_I)]
+    cuts = []
+    for end in ends:
+        if end < len(lengths_I):
+            cuts.append(end // together * together)
     return [part for part in np.split(np.arange(len(lengths_I)), cuts) if len(part)]
 
 

@@ -40,25 +40,28 @@ def make_headline(report: Report) -> dict[str, Any]:
 
     # A row's label, its figures, its control's label, and the differences from that.
     rows = []
+    caption = ""
     for name, figures in figures_of.items():
         differences = _differences(report, name, place)
         control = choose_control(report, name, differences)
-        label = label_of(report, control) if control else "–"
         cells = [label_of(report, name)]
         for metric in metrics:
             share = figures.get(metric)
             cells.append("–" if share is None else percent(figures, metric))
-        cells += [format_figure(figures, "sequential_steps"), label]
+        cells.append(format_figure(figures, "sequential_steps"))
+        cells.append(label_of(report, control) if control else "–")
+        from_control = differences.get(control, {})
         for metric in metrics:
-            entry = differences.get(control, {}).get(metric)
+            entry = from_control.get(metric)
             cells.append(format_difference(entry) if entry else "–")
-        rows.append(
-            {
-                "row": name,
-                "control": control,
-                "cells": cells,
-            }
-        )
+        row = {
+            "row": name,
+            "control": control,
+            "cells": cells,
+        }
+        rows.append(row)
+        if control:
+            caption = _CAPTION
 
     titles = [_title(metric) for metric in metrics]
     minus = [f"{title} − control" for title in titles]
@@ -66,7 +69,7 @@ def make_headline(report: Report) -> dict[str, Any]:
         "title": _headline_title(report, place, figures_of.values()),
         "columns": ["row", *titles, "steps", "control", *minus],
         "rows": rows,
-        "caption": _CAPTION if any(row["control"] for row in rows) else "",
+        "caption": caption,
         "warnings": find_warnings(report, figures_of),
     }
 
@@ -83,9 +86,12 @@ def _figures_of(report: Report) -> dict[str, Figures]:
     """Return each row's figures: their mean over the sets, or else those on the first set."""
     if report[AVERAGE]:
         return dict(report[AVERAGE])
-    first = _sets(report)[0]
-    evaluated = report["eval"].items()
-    return {name: sets[first] for name, sets in evaluated if first in sets}
+    first, *_ = _sets(report)
+    figures: dict[str, Figures] = {}
+    for name, sets in report["eval"].items():
+        if first in sets:
+            figures[name] = sets[first]
+    return figures
 
 
 def _headline_title(report: Report, place: str, figures: Iterable[Figures]) -> str:
@@ -97,9 +103,10 @@ def _headline_title(report: Report, place: str, figures: Iterable[Figures]) -> s
     where = place
     if place == AVERAGE:
         where = f"mean of {len(_sets(report))} sets"
-    runs = len(report.get("runs", ()))
-    of_runs = f", {runs} training runs" if runs > 1 else ""
-    return f"{where} ({n} problems{of_runs})"
+    runs = report.get("runs", ())
+    if len(runs) > 1:
+        return f"{where} ({n} problems, {len(runs)} training runs)"
+    return f"{where} ({n} problems)"
 
 
 def _chosen_pass_at_k(figures_of: Mapping[str, Figures]) -> list[str]:
@@ -107,11 +114,13 @@ def _chosen_pass_at_k(figures_of: Mapping[str, Figures]) -> list[str]:
     ks = set()
     for figures in figures_of.values():
         for key in figures:
-            if match := re.fullmatch(r"pass@(\d+)", key):
+            match = re.fullmatch(r"pass@(\d+)", key)
+            if match:
                 ks.add(int(match[1]))
     if not ks:
         return []
-    return [f"pass@{_K if _K in ks else max(ks)}"]
+    k = _K if _K in ks else max(ks)
+    return [f"pass@{k}"]
 
 
 def _differences(
@@ -123,7 +132,8 @@ def _differences(
     found: dict[Any, dict[str, Any]] = {}
     for entry in report["differences"]:
         if entry["a"] == name and entry["set"] == place:
-            found.setdefault(entry["b"], {})[entry["metric"]] = entry
+            of_other = found.setdefault(entry["b"], {})
+            of_other[entry["metric"]] = entry
     return found
 
 
@@ -143,35 +153,41 @@ def choose_control(
             return differences[other]["acc"]["difference"], other != CONTROL
 
         return min(unrewarded, key=difficulty)
-    start = report["rows"][name]["settings"].get("start", {}).get("stage")
+    settings = report["rows"][name]["settings"]
+    start = settings.get("start", {}).get("stage")
     if start in compared:
         return start
-    return compared[0] if compared else None
+    return next(iter(compared), None)
 
 
 def _has_no_reward(report: Report, name: str) -> bool:
     """Return whether a row was trained by imitation alone."""
     if name == BEST_FIXED:
         return True
-    return report["rows"][name]["settings"].get("stage") == IMITATE
+    settings = report["rows"][name]["settings"]
+    return settings.get("stage") == IMITATE
 
 
 def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str]:
     """Say which rows can't differ: those whose answers were all cut, or whose rewards were all the same."""
     warnings = []
     for name, figures in figures_of.items():
-        reasons = []
-        if figures.get("cut") == 1 and figures.get("sample_cut", 1) == 1:
+        reasons: list[str] = []
+        samples_cut = figures.get("sample_cut", 1)
+        if figures.get("cut") == 1 and samples_cut == 1:
             reasons.append("every answer was truncated")
         stage = report["rows"][name].get("stage")
         training = report.get("training", {}).get(stage, {})
-        mixed = training.get("mixed")
         # An objective that learns from the references' likelihood needs no rewards.
         needs_rewards = "reference_log_likelihood" not in training
-        if mixed and not any(mixed[1]) and needs_rewards:
-            reasons.append(_LEVEL_REWARDS)
+        if "mixed" in training and needs_rewards:
+            _, shares = training["mixed"]
+            if not any(shares):
+                reasons.append(_LEVEL_REWARDS)
         if reasons:
-            warnings.append(f"{label_of(report, name)}: {'; '.join(reasons)}.")
+            label = label_of(report, name)
+            sentence = "; ".join(reasons)
+            warnings.append(f"{label}: {sentence}.")
     return warnings
 
 
@@ -183,27 +199,27 @@ def label_of(report: Report, name: str) -> str:
 
 
 def _title(metric: str) -> str:
-    return metric.replace("pass@", "Pass@") if "@" in metric else "Acc"
+    if metric == "acc":
+        return "Acc"
+    return metric.replace("pass@", "Pass@")
 
 
 def headline_text(headline: Mapping[str, Any]) -> str:
     """Write the first lines for a terminal: the title, the table in aligned columns, caption and warnings."""
     lines = [headline["columns"]]
-    lines += [row["cells"] for row in headline["rows"]]
+    for row in headline["rows"]:
+        lines.append(row["cells"])
     columns = zip(*lines, strict=True)
-    widths = [max(map(len, column)) for column in columns]
+    first_width, *widths = [max(map(len, column)) for column in columns]
+
+    # Names on the left, figures on the right.
     out = [headline["title"]]
-    for line in lines:
-        texts = [
-            text.rjust(width)
-            for text, width in zip(
-                line,
-                widths,
-                strict=True,
-            )
-        ]
-        texts[0] = line[0].ljust(widths[0])
-        out.append("  ".join(texts).rstrip())
+    for name, *figures in lines:
+        cells = [name.ljust(first_width)]
+        for figure, width in zip(figures, widths, strict=True):
+            cells.append(figure.rjust(width))
+        line = "  ".join(cells)
+        out.append(line.rstrip())
     out.append(headline["caption"])
     out += headline["warnings"]
-    return "\n".join(filter(None, out))
+    return "\n".join(line for line in out if line)

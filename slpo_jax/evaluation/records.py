@@ -7,7 +7,7 @@ Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ class EvalRecords:
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Return whether both hold the same problems in the same order, so that they can be paired."""
-        return (self.questions, self.references) == (other.questions, other.references)
+        if self.questions != other.questions:
+            return False
+        return self.references == other.references
 
 
 Evals = dict[str, dict[str, EvalRecords]]
@@ -81,8 +83,11 @@ def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
         path: `WORKDIR/eval/ROW/NAME.jsonl`; its folder is made.
         rows: objects with the keys that `read_records` reads; others are kept as they are.
     """
-    lines = [to_json(row, ensure_ascii=False) for row in rows]
-    write_text(path, "".join(f"{line}\n" for line in lines))
+    lines: list[str] = []
+    for row in rows:
+        line = to_json(row, ensure_ascii=False)
+        lines.append(f"{line}\n")
+    write_text(path, "".join(lines))
 
 
 def read_records(path: str | Path) -> EvalRecords:
@@ -91,7 +96,8 @@ def read_records(path: str | Path) -> EvalRecords:
     It is whole, as its manifest says.
     """
     text = Path(path).read_text(encoding="utf-8")
-    return arrays_of([json.loads(line) for line in text.split("\n") if line])
+    lines = text.rstrip("\n").split("\n")
+    return arrays_of([json.loads(line) for line in lines])
 
 
 def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
@@ -99,54 +105,64 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
 
     All have the same seeds and the same number of samples a seed; none at all is fine: S = M = 0.
     """
-    first = rows[0]["samples"]
-    seeds = list(dict.fromkeys(sample["seed"] for sample in first))
 
+    # The fields of the greedy rollouts.
     def column(key: str, dtype: Any) -> np.ndarray:
         return np.array([row[key] for row in rows], dtype=dtype)
 
-    def sampled(value: Callable[[Mapping[str, Any]], Any], dtype: Any) -> np.ndarray:
-        values = [list(map(value, row["samples"])) for row in rows]
-        per_seed = -1 if seeds else 0
-        out = np.array(values, dtype=dtype).reshape(
-            len(rows),
-            len(seeds),
-            per_seed,
-        )
-        return np.swapaxes(out, 0, 1)
-
-    def scores(name: str) -> np.ndarray:
-        return sampled(lambda sample: sample["scores"][name], np.float64)
-
-    def vote(sample: Mapping[str, Any]) -> Any:
-        return sample.get("vote") or sample["answer"]
-
-    # A latent that is written down as a token counts once.
-    answer_tokens = np.array([len(row["completion_tokens"]) for row in rows], np.int64)
-    written_steps = np.array([row.get("written_steps", 0) for row in rows], np.int64)
-    latent_steps = column("latent_steps", np.int64)
-
-    # The rollouts whose thoughts were searched for, and the scores of the samples.
-    searches = []
+    answer_tokens: list[int] = []
+    written_steps: list[int] = []
+    searches: list[list[bool]] = []
     for row in rows:
-        searches.append([search["correct"] for search in row.get("searched", ())])
-    scorers = first[0].get("scores", ()) if first else ()
+        answer_tokens.append(len(row["completion_tokens"]))
+        written_steps.append(row.get("written_steps", 0))
+        searched = row.get("searched", ())
+        searches.append([search["correct"] for search in searched])
+    latent_steps = column("latent_steps", np.int64)
+    # A latent that is written down as a token counts once.
+    sequential_steps = latent_steps - np.array(written_steps, np.int64)
+    sequential_steps += np.array(answer_tokens, np.int64)
+
+    # The fields of the samples.
+    seeds: dict[int, None] = {}
+    scorers: Iterable[str] = ()
+    for sample in rows[0]["samples"]:
+        seeds[sample["seed"]] = None
+        scorers = sample.get("scores", ())
+    samples: list[Mapping[str, Any]] = []
+    for row in rows:
+        samples.extend(row["samples"])
+
+    def by_seed(values: list[Any], dtype: Any) -> np.ndarray:
+        per_seed = -1 if seeds else 0
+        shape = (len(rows), len(seeds), per_seed)
+        values_NSM = np.array(values, dtype=dtype).reshape(shape)
+        return np.swapaxes(values_NSM, 0, 1)
+
+    def sampled(key: str, dtype: Any) -> np.ndarray:
+        return by_seed([sample[key] for sample in samples], dtype)
+
+    votes = [sample.get("vote") or sample["answer"] for sample in samples]
+    sample_scores: dict[str, np.ndarray] = {}
+    for name in scorers:
+        scores = [sample["scores"][name] for sample in samples]
+        sample_scores[name] = by_seed(scores, np.float64)
     return EvalRecords(
-        references=tuple(row["reference"] for row in rows),
-        answers=tuple(row["answer"] for row in rows),
+        references=tuple(column("reference", object)),
+        answers=tuple(column("answer", object)),
         correct=column("correct", bool),
         latent_steps=latent_steps,
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
-        answer_tokens=answer_tokens,
-        sequential_steps=latent_steps - written_steps + answer_tokens,
+        answer_tokens=np.array(answer_tokens, np.int64),
+        sequential_steps=sequential_steps,
         cut=column("cut", bool),
-        seeds=np.array(seeds, dtype=np.int64),
-        sample_correct=sampled(lambda sample: sample["correct"], bool),
-        sample_latent_steps=sampled(lambda sample: sample["latent_steps"], np.int64),
-        sample_answers=sampled(vote, object),
-        sample_cut=sampled(lambda sample: sample["cut"], bool),
-        sample_scores={name: scores(name) for name in scorers},
-        questions=tuple(row["question"] for row in rows),
+        seeds=np.array(list(seeds), np.int64),
+        sample_correct=sampled("correct", bool),
+        sample_latent_steps=sampled("latent_steps", np.int64),
+        sample_answers=by_seed(votes, object),
+        sample_cut=sampled("cut", bool),
+        sample_scores=sample_scores,
+        questions=tuple(column("question", object)),
         searched_correct=np.array(searches, bool),
     )
 
@@ -190,8 +206,10 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
             left_out[row, name] = "its records were changed or are gone"
         else:
             whole[row, name] = facts
-            stamp = files.manifest.stat().st_mtime, facts["data"]
-            newest[name] = max(stamp, newest.get(name, stamp))
+            seconds = files.manifest.stat().st_mtime
+            stamp = (seconds, facts["data"])
+            if name not in newest or stamp > newest[name]:
+                newest[name] = stamp
 
     # Those that are whole, of the newest problems of their set.
     evals: Evals = {row: {} for row in rows}
@@ -201,10 +219,11 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         if facts["data"] != data:
             left_out[row, name] = "it is of other problems"
             continue
-        evals[row][name] = read_records(folder.set_files(name, row).records)
+        files = folder.set_files(name, row)
+        evals[row][name] = read_records(files.records)
         without_answers[name] = facts["left_out"]
 
-    notes = []
+    notes: list[str] = []
     for (row, name), why in left_out.items():
         notes.append(f"{row} on {name}: left out, {why}; evaluate it again.")
     for name, count in sorted(without_answers.items()):
@@ -212,7 +231,8 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
             notes.append(
                 f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
             )
-    return {row: sets for row, sets in evals.items() if sets}, notes
+    found = {row: sets for row, sets in evals.items() if sets}
+    return found, notes
 
 
 PLACES = "rows"
@@ -240,18 +260,14 @@ class RolloutCache:
 
     def batches(self) -> list[Batch]:
         """Read the batches that are whole."""
-        batches = []
+        batches: list[Batch] = []
+        facts = [self.evaluation, self.name]
         for path in entries(self.folder):
-            if path.match(f"{self.name}.*.npz"):
-                arrays = artifact.read_arrays(
-                    path,
-                    [
-                        self.evaluation,
-                        self.name,
-                    ],
-                )
-                if arrays is not None:
-                    batches.append(arrays)
+            if not path.match(f"{self.name}.*.npz"):
+                continue
+            arrays = artifact.read_arrays(path, facts)
+            if arrays is not None:
+                batches.append(arrays)
         return batches
 
     def add(self, number: int, batch: Batch) -> None:
@@ -260,11 +276,9 @@ class RolloutCache:
         Args:
             number: of the batch; what had it before is replaced.
         """
-        artifact.write_arrays(
-            self.folder / f"{self.name}.{number}.npz",
-            [self.evaluation, self.name],
-            batch,
-        )
+        path = self.folder / f"{self.name}.{number}.npz"
+        facts = [self.evaluation, self.name]
+        artifact.write_arrays(path, facts, batch)
 
     def clear(self) -> None:
         """Remove the folder: its evaluation is written down elsewhere."""
@@ -274,8 +288,11 @@ class RolloutCache:
 
 def in_order(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Join batches of rollouts, rows by their `PLACES`, each once."""
-    arrays = {}
+    places = np.concatenate([batch[PLACES] for batch in batches])
+    _, order = np.unique(places, return_index=True)
+    arrays: dict[str, np.ndarray] = {}
     for name in batches[0]:
-        arrays[name] = np.concatenate([batch[name] for batch in batches])
-    _, order = np.unique(arrays.pop(PLACES), return_index=True)
-    return {name: values[order] for name, values in arrays.items()}
+        if name != PLACES:
+            values = np.concatenate([batch[name] for batch in batches])
+            arrays[name] = values[order]
+    return arrays

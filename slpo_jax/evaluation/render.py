@@ -54,19 +54,24 @@ def render_page(
         thoughts: of these, see `read_thoughts`.
     """
     metrics = _define_metrics(report["eval"])
+    main_columns = shown_columns(report["eval"])
+    runs = report.get("runs", ())
+    training = report.get("training", {})
     data = {
         "title": title,
         "report": report,
         "columns": {
-            "main": [*shown_columns(report["eval"]), "cut"],
-            "all": [*metrics],
+            "main": [*main_columns, "cut"],
+            "all": list(metrics),
         },
         "metrics": metrics,
-        "scalars": _define_scalars(report.get("training", {})),
+        "scalars": _define_scalars(training),
         "row_about": about_rows(report["rows"]),
-        "differences_about": about_differences(len(report.get("runs", ()))),
+        "differences_about": about_differences(len(runs)),
     }
-    room = MOST_BYTES - _PAGE_BYTES - len(_as_json(data).encode())
+    # As many problems as there is room for beside it.
+    taken = len(_as_json(data).encode())
+    room = MOST_BYTES - _PAGE_BYTES - taken
     data["problems"] = browse_problems(evals, thoughts, room)
     scripts = ("common.js", "charts.js", "problems.js", "report.js")
     parts = {
@@ -75,7 +80,8 @@ def render_page(
         "css": _asset("report.css"),
         "js": "\n".join(map(_asset, scripts)),
     }
-    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _asset("report.html"))
+    page = _asset("report.html")
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], page)
 
 
 def _define_metrics(evaluated: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -84,7 +90,8 @@ def _define_metrics(evaluated: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     for sets in evaluated.values():
         for figures in sets.values():
             for key in figures:
-                if definition := explain_figure(key):
+                definition = explain_figure(key)
+                if definition:
                     title, about = definition
                     metrics[key] = {"title": title, "about": about}
     return metrics
@@ -98,7 +105,8 @@ def _define_scalars(training: Mapping[str, Mapping[str, Any]]) -> dict[str, str]
     rewards = [name for name in logged if name.startswith("reward/")]
     is_shared = logged <= {*SHARED, *rewards, "elapsed"}
     meanings = dict(SHARED if is_shared else scalars())
-    meanings.update(dict.fromkeys(rewards, SHARED["reward/NAME"]))
+    for name in rewards:
+        meanings[name] = SHARED["reward/NAME"]
     return meanings
 
 
@@ -109,7 +117,9 @@ def _as_json(value: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files(__package__) / "page" / name).read_text(encoding="utf-8").strip()
+    path = files(__package__) / "page" / name
+    text = path.read_text(encoding="utf-8")
+    return text.strip()
 
 
 def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -119,27 +129,37 @@ def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         rows: what they say of themselves, see `report_rows.Row`.
     """
     about = {name: _about_row(row) for name, row in rows.items()}
-    fixed = [f'"{row["label"]}"' for row in rows.values() if row["fixed"]]
-    if fixed:
+    labels: list[str] = []
+    for row in rows.values():
+        if row["fixed"]:
+            labels.append(f'"{row["label"]}"')
+    if labels:
+        fixed = ", ".join(labels)
         about[BEST_FIXED] = (
-            f"The best of {', '.join(fixed)}, by the very metric on the very set: "
+            f"The best of {fixed}, by the very metric on the very set: "
             "a choice made on the test set itself."
         )
     return about
 
 
 def _about_row(row: Mapping[str, Any]) -> str:
-    sentences = [row["about"]] if row["about"] else []
+    sentences: list[str] = []
+    if row["about"]:
+        sentences.append(row["about"])
     rule = row["rule"]
-    chosen = ", chosen on the validation split" if len(row["rules"]) > 1 else ""
-    if rule is not None and row["stopping"] == "threshold":
+    each = row["latents_a_step"]
+    chosen = ""
+    if len(row["rules"]) > 1:
+        chosen = ", chosen on the validation split"
+    if rule is None:
+        pass
+    elif row["stopping"] == "threshold":
         sentences.append(f"Stops when the gate's probability reaches {rule}{chosen}.")
-    elif rule is not None and row["latents_a_step"]:
-        each = row["latents_a_step"]
+    elif each:
         sentences.append(
             f"Thinks {each} latent(s) for each step of a problem, {rule} at most."
         )
-    elif rule is not None:
+    else:
         sentences.append(f"Stops after {rule} latents{chosen}.")
     if row["source"]:
         sentences.append(f"Taken from {row['source']}.")
@@ -168,9 +188,10 @@ def about_differences(runs: int) -> str:
 def read_thoughts(workdir: Path, evals: Evals) -> Thoughts:
     """Read what was seen of thoughts of these very evaluations."""
     thoughts: Thoughts = {}
+    folder = Workdir(workdir)
     for row, sets in evals.items():
         for name in sets:
-            of_set = Workdir(workdir).set_files(name, row)
+            of_set = folder.set_files(name, row)
             manifest = artifact.read(of_set.manifest)
             if manifest:
                 evaluation = digest(manifest.facts)
@@ -200,8 +221,11 @@ def browse_problems(
 
     pages: dict[str, dict[str, Any]] = {}
     for name in names:
-        of_set = {row: sets[name] for row, sets in evals.items() if name in sets}
-        last = [*of_set.values()][-1]
+        of_set: dict[str, EvalRecords] = {}
+        for row, sets in evals.items():
+            if name in sets:
+                of_set[row] = sets[name]
+        *_, last = of_set.values()
         records = {}
         probed = {}
         for row, record in of_set.items():
@@ -217,7 +241,8 @@ def browse_problems(
     for index in range(most):
         for page in pages.values():
             problem = page["problems"][index : index + 1]
-            room -= len(json.dumps(problem, ensure_ascii=False).encode())
+            text = json.dumps(problem, ensure_ascii=False)
+            room -= len(text.encode())
         if room < 0:
             for page in pages.values():
                 page["problems"] = page["problems"][:index]
@@ -234,36 +259,30 @@ def _problem(
     places: dict[tuple[str | None, int], int] = {}  # of an outcome
     cells = {}
     for row, rec in records.items():
-        greedy = rec.answers[index], _state(rec.correct[index], rec.cut[index])
+        state = _state(rec.correct[index], rec.cut[index])
+        greedy = (rec.answers[index], state)
         place = places.setdefault(greedy, len(places))
-        cells[row] = [
-            place,
-            int(rec.latent_steps[index]),
-        ]
+        latents = int(rec.latent_steps[index])
+        cells[row] = [place, latents]
 
         # Equal outcomes of the rollouts with noise are counted.
         counts: Counter[tuple[str | None, int]] = Counter()
         answers = rec.sample_answers[:, index].ravel().tolist()
         correct = rec.sample_correct[:, index].ravel().tolist()
         cut = rec.sample_cut[:, index].ravel().tolist()
-        for answer, is_right, is_cut in zip(
-            answers,
-            correct,
-            cut,
-            strict=True,
-        ):
-            counts[answer, _state(is_right, is_cut)] += 1
+        samples = zip(answers, correct, cut, strict=True)
+        for answer, is_right, is_cut in samples:
+            state = _state(is_right, is_cut)
+            counts[answer, state] += 1
         for outcome, count in counts.items():
-            cells[row] += [
-                places.setdefault(outcome, len(places)),
-                count,
-            ]
+            place = places.setdefault(outcome, len(places))
+            cells[row] += [place, count]
 
     # What was seen of the rows' thoughts, of the first problems alone.
     thoughts = {}
-    for row, latents in probed.items():
-        if index < len(latents):
-            thoughts[row] = latents[index]
+    for row, seen in probed.items():
+        if index < len(seen):
+            thoughts[row] = seen[index]
     first = next(iter(records.values()))
     outcomes = list(map(list, places))
     return [
@@ -300,14 +319,19 @@ def render_markdown(report: Mapping[str, Any]) -> str:
     blocks.append("## Figures")
     blocks += _figure_tables(report)
     runs = report.get("runs", ())
-    words = [
-        "One training run: another training seed may move its figures more than the errors say."
-    ]
     if len(runs) > 1:
-        words = [f"Means over {len(runs)} training runs ({', '.join(runs)})."]
-    words += [level["text"] for level in report["chance"].values()]
-    blocks.append(" ".join(words))
-    blocks.append(_ENDS.format(over="runs" if len(runs) > 1 else "problems"))
+        names = ", ".join(runs)
+        sentences = [f"Means over {len(runs)} training runs ({names})."]
+        over = "runs"
+    else:
+        sentences = [
+            "One training run: another training seed may move its figures more than the errors say."
+        ]
+        over = "problems"
+    for level in report["chance"].values():
+        sentences.append(level["text"])
+    blocks.append(" ".join(sentences))
+    blocks.append(_ENDS.format(over=over))
     if report["notes"]:
         notes = [f"- {note}" for note in report["notes"]]
         blocks += ["## Notes", "\n".join(notes)]
@@ -316,48 +340,49 @@ def render_markdown(report: Mapping[str, Any]) -> str:
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write a table: names on the left, figures on the right."""
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+    _, *figures = header
+    rule = ["---", *("---:" for _ in figures)]
+    lines: list[str] = []
+    for cells in (header, rule, *rows):
+        line = " | ".join(cells)
+        lines.append(f"| {line} |")
     return "\n".join(lines)
 
 
 def _figure_tables(report: Mapping[str, Any]) -> list[str]:
     """Write the table of the sets' mean, or of each set where there is no mean."""
     columns = shown_columns(report["eval"])
-    titles = [(explain_figure(key) or (key,))[0] for key in columns]
+    header = ["row"]
+    for key in columns:
+        title, *_ = explain_figure(key) or (key,)
+        header.append(title)
+    header.append("truncated")
+
+    # The sets' rows.
     by_set: dict[str, dict[str, Any]] = {}
-    for row, sets in report["eval"].items():
-        for name, figures in sets.items():
-            by_set.setdefault(name, {})[row] = figures
     if report[AVERAGE]:
-        by_set = {"mean of the sets": report[AVERAGE]}
+        by_set["mean of the sets"] = report[AVERAGE]
+    else:
+        for row, sets in report["eval"].items():
+            for name, figures in sets.items():
+                of_set = by_set.setdefault(name, {})
+                of_set[row] = figures
 
     # A table of a title, a header and a line for each row.
     blocks = []
     for name, rows in by_set.items():
-        counts = [figures["n"] for figures in rows.values()]
-        ends = dict.fromkeys((min(counts), max(counts)))
-        n = " to ".join(f"{end:,}" for end in ends)
-        lines = []
+        counts: list[int] = []
+        lines: list[list[str]] = []
         for row, figures in rows.items():
+            counts.append(figures["n"])
             cells = [format_figure(figures, key) for key in (*columns, "cut")]
-            lines.append(
-                [
-                    report["rows"][row]["label"],
-                    *cells,
-                ]
-            )
+            label = report["rows"][row]["label"]
+            lines.append([label, *cells])
+        n = f"{min(counts):,}"
+        if max(counts) > min(counts):
+            n += f" to {max(counts):,}"
         blocks.append(f"### {name} ({n} problems)")
-        blocks.append(
-            markdown_table(
-                [
-                    "row",
-                    *titles,
-                    "truncated",
-                ],
-                lines,
-            )
-        )
+        blocks.append(markdown_table(header, lines))
     return blocks
 
 
@@ -370,19 +395,24 @@ def shown_columns(evaluated: Mapping[str, Any]) -> list[str]:
     names: dict[str, None] = {}  # of figures that some row has, in order
     for sets in evaluated.values():
         for figures in sets.values():
-            known = [name for name, value in figures.items() if value is not None]
-            names |= dict.fromkeys(known)
+            for name, value in figures.items():
+                if value is not None:
+                    names[name] = None
 
-    pass_ks = _ks(names, "pass")
-    shown_ks = [k for k in pass_ks if k in (1, 8) or k >= 16 or k == pass_ks[-1]]
     columns = ["acc"]
-    columns += [f"pass@{k}" for k in shown_ks]
-    columns += [f"maj@{k}" for k in _ks(names, "maj")[-1:]]
+    pass_ks = _ks(names, "pass")
+    for k in pass_ks:
+        is_last = k == pass_ks[-1]
+        if k in (1, 8) or k >= 16 or is_last:
+            columns.append(f"pass@{k}")
+    for k in _ks(names, "maj")[-1:]:
+        columns.append(f"maj@{k}")
 
     # What scorers choose or vote for.
     scorers: dict[str, None] = {}
     for name in names:
-        if match := re.fullmatch(r"best@\d+_(\w+)(?<!_se)", name):
+        match = re.fullmatch(r"best@\d+_(\w+)(?<!_se)", name)
+        if match:
             scorers[match[1]] = None
     for scorer in scorers:
         for way in ("best", "vote"):
@@ -405,8 +435,9 @@ def _ks(
     suffix: str = "",
 ) -> list[int]:
     """List the k of figures that are called METRIC@k and then the suffix, ascending."""
-    ks = []
+    ks: list[int] = []
     for name in names:
-        if match := re.fullmatch(rf"{metric}@(\d+){suffix}", name):
+        match = re.fullmatch(rf"{metric}@(\d+){suffix}", name)
+        if match:
             ks.append(int(match[1]))
     return sorted(ks)

@@ -64,9 +64,11 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     names_of: dict[str, list[str]] = {}
     for row in rows.values():
         if row.source:
-            names_of.setdefault(row.source, []).append(row.name)
+            names = names_of.setdefault(row.source, [])
+            names.append(row.name)
     for source, names in names_of.items():
-        notes.append(f"Taken from {source}: {', '.join(names)}.")
+        taken = ", ".join(names)
+        notes.append(f"Taken from {source}: {taken}.")
     more = {
         "thresholds": sweeps_of(rows),
         "training": training_curves(metrics),
@@ -97,21 +99,24 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         UserError: a folder without eval files, or named twice.
     """
     paths = [Path(workdir) for workdir in workdirs]
-    folders = [path.resolve() for path in (*paths, Path(out))]
-    if len(set(folders)) < len(folders) or folders[-1].is_file():
+    out = Path(out)
+    folders = {path.resolve() for path in (*paths, out)}
+    are_different = len(folders) == len(paths) + 1
+    if not are_different or out.is_file():
         raise UserError(
             f"compare: --out ({out}) and the runs have to be different folders; name each of them once"
         )
 
     # Read the runs.
-    rows_of_runs = []
-    evals_of_runs = []
-    notes = []
+    rows_of_runs: list[Rows] = []
+    evals_of_runs: list[Evals] = []
+    notes: list[str] = []
     for path in paths:
         rows, evals, left_out = _read(Workdir(path))
         rows_of_runs.append(rows)
         evals_of_runs.append(evals)
-        notes += [f"{path.name}: {note}" for note in left_out]
+        for note in left_out:
+            notes.append(f"{path.name}: {note}")
 
     # Keep the rows and sets that all of them have, of the same problems.
     common, why_not = _common_pairs(evals_of_runs)
@@ -126,33 +131,41 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         for row, sets in evals.items():
             for name, records in sets.items():
                 if (row, name) in common:
-                    kept.setdefault(row, {})[name] = records
+                    of_row = kept.setdefault(row, {})
+                    of_row[name] = records
         runs.append(kept)
     for place, rows in enumerate(rows_of_runs):
         rows_of_runs[place] = {name: rows[name] for name in runs[0]}
 
     # Note in which settings the runs differ, and where their seeds don't.
-    if differ := differing_settings(rows_of_runs):
-        notes.append(f"The runs' settings differ in: {', '.join(differ)}.")
-    last_rows = [[*rows.values()][-1] for rows in rows_of_runs]
-    seeds = [row.settings["seed"] for row in last_rows if "seed" in row.settings]
-    seeds = [seed for seed in seeds if seed is not None]
+    keys = differing_settings(rows_of_runs)
+    if keys:
+        differ = ", ".join(keys)
+        notes.append(f"The runs' settings differ in: {differ}.")
+    seeds: list[int] = []
+    for rows in rows_of_runs:
+        *_, last = rows.values()
+        seed = last.settings.get("seed")
+        if seed is not None:
+            seeds.append(seed)
     if len(set(seeds)) < len(seeds):
         notes.append(
             "Some runs share config.seed: they are not independent training seeds."
         )
 
     times = []
+    names: list[str] = []
     thresholds = {}
     for path, rows in zip(paths, rows_of_runs, strict=True):
         times.append(_read_times(Workdir(path), rows))
+        names.append(path.name or str(path))
         thresholds[path.name] = sweeps_of(rows)
     more = {
-        "runs": [path.name or str(path) for path in paths],
+        "runs": names,
         "thresholds": thresholds,
     }
     return _write(
-        Workdir(Path(out)),
+        Workdir(out),
         runs,
         rows_of_runs,
         times,
@@ -163,11 +176,12 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
 
 def _common_pairs(runs: Sequence[Evals]) -> tuple[set[tuple[str, str]], list[str]]:
     """Return the pairs of row and set that all runs have of the same problems, and notes on the others."""
-    pairs_of_runs = []
+    pairs_of_runs: list[set[tuple[str, str]]] = []
     for evals in runs:
         pairs: set[tuple[str, str]] = set()
         for row, sets in evals.items():
-            pairs |= {(row, name) for name in sets}
+            for name in sets:
+                pairs.add((row, name))
         pairs_of_runs.append(pairs)
     everywhere = set.intersection(*pairs_of_runs)
     common = set()
@@ -176,7 +190,8 @@ def _common_pairs(runs: Sequence[Evals]) -> tuple[set[tuple[str, str]], list[str
         if all(evals[row][name].same_problems(first) for evals in runs):
             common.add((row, name))
     notes = []
-    for row, name in sorted(set.union(*pairs_of_runs) - common):
+    all_pairs = set.union(*pairs_of_runs)
+    for row, name in sorted(all_pairs - common):
         why = "not every run has it"
         if (row, name) in everywhere:
             why = "its problems differ from run to run"
@@ -215,8 +230,10 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
         return names.index(name) if name in names else len(names)
 
     for evaluated, sets in evals.items():
-        evals[evaluated] = {name: sets[name] for name in sorted(sets, key=place)}
-    return {name: rows[name] for name in evals}, evals, notes
+        in_order = sorted(sets, key=place)
+        evals[evaluated] = {name: sets[name] for name in in_order}
+    evaluated_rows = {name: rows[name] for name in evals}
+    return evaluated_rows, evals, notes
 
 
 def _read_times(workdir: Workdir, rows: Rows) -> dict[str, Any]:
@@ -252,9 +269,11 @@ def _write(
     figures = []
     for run, measured in zip(runs, times, strict=True):
         of_run = {row: _summarise_sets(sets) for row, sets in run.items()}
+        name = measured.get("set", "")
         for row, milliseconds in measured.get("rows", {}).items():
-            if measured["set"] in of_run.get(row, {}):
-                of_run[row][measured["set"]][_MILLISECONDS] = milliseconds
+            of_row = of_run.get(row, {})
+            if name in of_row:
+                of_row[name][_MILLISECONDS] = milliseconds
         figures.append(of_run)
     first_times = times[0]
     if first_times:
@@ -294,8 +313,9 @@ def _write(
         lambda match: " ".join(match[0].split()),
         to_json(report, indent=1),
     )
-    write_text(workdir.report_json, text + "\n")
-    title = f"Evaluation report: {workdir.root.resolve().name}"
+    write_text(workdir.report_json, f"{text}\n")
+    folder = workdir.root.resolve()
+    title = f"Evaluation report: {folder.name}"
     evals = {} if thoughts is None else runs[0]
     page = render_page(title, report, evals, thoughts or {})
     write_text(workdir.report_html, page)
@@ -319,8 +339,9 @@ def _average_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     per_run: dict[str, list[float]] = {}
     for key in first:
         values: list[Any] = [summary.get(key) for summary in summaries]
-        is_figure = all(isinstance(value, float) for value in values)
-        if is_figure and not key.endswith(("_se", "_p")):
+        if key.endswith(("_se", "_p")):
+            continue
+        if all(isinstance(value, float) for value in values):
             per_run[key] = values
             out[key] = float(np.mean(values))
             out[f"{key}_se"] = mean_se(np.array(values))
@@ -344,7 +365,9 @@ def _average_sets(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     averages = {}
     for row, sets in summaries[0].items():
         if sets.keys() == names:
-            of_runs = [_mean([*summary[row].values()]) for summary in summaries]
+            of_runs = []
+            for summary in summaries:
+                of_runs.append(_mean([*summary[row].values()]))
             averages[row] = _average_runs(of_runs)
     return averages
 
@@ -363,12 +386,15 @@ def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
     bounds = {}
     for key in keys:
-        errors = [part[f"{key}_se"] for part in parts]
+        errors = []
+        intervals = []
+        for part in parts:
+            errors.append(part[f"{key}_se"])
+            intervals.append(part.get("intervals", {}).get(key))
         of_mean = None
         if None not in errors:
             of_mean = math.hypot(*errors) / len(errors)
         out[f"{key}_se"] = of_mean
-        intervals = [part.get("intervals", {}).get(key) for part in parts]
         if out[key] in (0, 1) and None not in intervals:
             bounds[key] = np.mean(intervals, axis=0).tolist()
     if bounds:

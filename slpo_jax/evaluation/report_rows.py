@@ -129,10 +129,11 @@ RULES = {"threshold": "a number from 0 to 1", "length": "a whole number, 0 or mo
 
 def is_rule(stopping: Any, rule: Any) -> bool:
     """Return whether rollouts that stop in this way can have the rule."""
-    if stopping == "threshold":
-        return type(rule) in (int, float) and 0 <= rule <= 1
-    if stopping == "length":
-        return type(rule) is int and 0 <= rule < 2**31  # int32
+    # True and False are not numbers.
+    if stopping == "threshold" and type(rule) in (int, float):
+        return 0 <= rule <= 1
+    if stopping == "length" and type(rule) is int:
+        return 0 <= rule < 2**31  # int32
     return False
 
 
@@ -146,15 +147,18 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     """
     trained = stage.digest()
     previous = artifact.value_of(stage.rule, trained) or {}
+    was_chosen = alike and len(row.rules) > 1
+    if previous.get("alike") and not was_chosen:
+        return
+    is_better_than_none = alike or row.stopping == "threshold"
+    if not is_better_than_none:
+        return
     rule = {
         "stopping": row.stopping,
         "rule": row.rule,
         "alike": alike,
     }
-    was_chosen = alike and len(row.rules) > 1
-    is_better_than_none = alike or row.stopping == "threshold"
-    takes = was_chosen or (is_better_than_none and not previous.get("alike"))
-    if takes and rule != previous:
+    if rule != previous:
         artifact.write(stage.rule, trained, rule)
 
 
@@ -201,15 +205,17 @@ def read_rows(workdir: str | Path) -> Rows:
 
 def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
     """Return the baselines of a row that are there, each with the rows that it is the best of."""
-    fixed = [other.name for other in rows.values() if other.fixed]
-    others = tuple(name for name in fixed if name != row.name)
+    others: list[str] = []
+    for other in rows.values():
+        if other.fixed and other.name != row.name:
+            others.append(other.name)
     # Those that were evaluated; the best fixed one stands for all other fixed rows.
     baselines: dict[str, tuple[str, ...]] = {}
     for name in row.baselines:
         if name in rows:
             baselines[name] = (name,)
         elif name == BEST_FIXED and others:
-            baselines[name] = others
+            baselines[name] = tuple(others)
     return baselines
 
 
@@ -226,15 +232,19 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
     by_stage: dict[str, list[Facts]] = {}
     for rows in runs:
         for row in rows.values():
-            stage = row.stage or row.name
             if row.shown:
-                by_stage.setdefault(stage, []).append(row.shown)
+                stage = row.stage or row.name
+                shown = by_stage.setdefault(stage, [])
+                shown.append(row.shown)
     agreed = {stage: _common_entries(values) for stage, values in by_stage.items()}
-    shared = _common_entries([*agreed.values()])
+    shared = _common_entries(list(agreed.values()))
     settings = {"": shared}
     for stage, values in agreed.items():
-        own = [key for key in values if key not in shared]
-        settings[stage] = {key: values[key] for key in own}
+        own: dict[str, Any] = {}
+        for key, value in values.items():
+            if key not in shared:
+                own[key] = value
+        settings[stage] = own
     return settings
 
 
@@ -244,21 +254,24 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
     keys: set[str] = set()
     names = set().union(*runs)
     for name in names:
-        having = [rows[name] for rows in runs if name in rows]
-        settings = [flatten(row.settings) for row in having]
-        every = set().union(*settings)
-        keys |= every.difference(_common_entries(settings))
+        settings: list[Facts] = []
+        for rows in runs:
+            if name in rows:
+                settings.append(flatten(rows[name].settings))
+        common = _common_entries(settings)
+        for entries in settings:
+            keys |= entries.keys() - common.keys()
     return sorted(keys - {"seed", "start.digest"})
 
 
 def _common_entries(settings: Sequence[Facts]) -> dict[str, Any]:
     """Return the entries that are the same in all."""
-    agreed: dict[str, Any] = {}
     if not settings:
-        return agreed
+        return {}
     first, *others = settings
-    for key, value in first.items():
-        values = [run.get(key, _ABSENT) for run in others]
-        if all(each == value for each in values):
-            agreed[key] = value
+    agreed = dict(first)
+    for run in others:
+        for key, value in first.items():
+            if run.get(key, _ABSENT) != value:
+                agreed.pop(key, None)
     return agreed

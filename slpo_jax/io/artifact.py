@@ -62,9 +62,11 @@ def write(
     digests = dict[str, str]()
     for file in files:
         if file.is_file():
-            digests[str(file.relative_to(path.parent))] = file_digest(file)
+            name = str(file.relative_to(path.parent))
+            digests[name] = file_digest(file)
     # What has no word in JSON becomes null before the digest is made.
-    content = json.loads(to_json(asdict(Artifact(facts, value, digests))))
+    artifact = Artifact(facts, value, digests)
+    content = json.loads(to_json(asdict(artifact)))
     content[_DIGEST] = digest(content)
     text = json.dumps(content, indent=1, ensure_ascii=False)
     write_text(path, f"{text}\n")
@@ -80,7 +82,8 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
         OSError: it is there, and can't be read.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
         is_whole = content.pop(_DIGEST) == digest(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -98,8 +101,10 @@ def find_changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
     damages = dict[str, str]()
     for name, value in files.items():
         now = file_digest(folder / name)
-        if now != value:
-            damages[name] = "has changed since it was saved" if now else "is gone"
+        if not now:
+            damages[name] = "is gone"
+        elif now != value:
+            damages[name] = "has changed since it was saved"
     return damages
 
 
@@ -123,12 +128,15 @@ def value_of(path: Path, facts: Any) -> Any:
 
 def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays that were made of some facts, whole or not at all; of several processes the first does so."""
-    if hosts.is_first():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".part")
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays, **{_DIGEST: np.array(_digest(facts, arrays))})  # type: ignore[arg-type]
-        os.replace(temporary, path)
+    if not hosts.is_first():
+        return
+    content = dict(arrays)
+    content[_DIGEST] = np.array(_digest(facts, arrays))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    with temporary.open("wb") as file:
+        np.savez(file, **content)  # type: ignore[arg-type]
+    os.replace(temporary, path)
 
 
 def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
@@ -144,7 +152,8 @@ def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
     try:
         with file, np.load(file) as stored:
             arrays = dict(stored)
-        is_whole = str(arrays.pop(_DIGEST)) == _digest(facts, arrays)
+        stored_digest = str(arrays.pop(_DIGEST))
+        is_whole = stored_digest == _digest(facts, arrays)
     except Exception:
         # A machine that lost power tears files, and a torn archive fails in many ways.
         return None
@@ -154,8 +163,8 @@ def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
 def _digest(facts: Any, arrays: Mapping[str, np.ndarray]) -> str:
     contents = {}
     for name, array in arrays.items():
-        bytes_digest = hashlib.sha256(array.tobytes()).hexdigest()
-        contents[name] = (array.dtype.str, array.shape, bytes_digest)
+        sha256 = hashlib.sha256(array.tobytes())
+        contents[name] = (array.dtype.str, array.shape, sha256.hexdigest())
     return digest([facts, contents])
 
 
@@ -168,12 +177,14 @@ def first_difference(
     """
     now = flatten(now)
     then = flatten(then)
-    gone = sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))
+    gone = sorted(then.keys() - now.keys())
+    gone.sort(key=lambda key: key.count("."))
     for key in [*now, *gone]:
         # None as a value is not the same as no value.
-        is_same = now.get(key) == then.get(key) and (key in now) == (key in then)
-        if not is_same:
-            return key, _write_value(now, key), _write_value(then, key)
+        is_in_both = key in now and key in then
+        if is_in_both and now[key] == then[key]:
+            continue
+        return key, _write_value(now, key), _write_value(then, key)
     return None
 
 
@@ -181,7 +192,9 @@ def _write_value(facts: Mapping[str, Any], key: str) -> str:
     if key not in facts:
         return "unused"
     text = json.dumps(facts[key])
-    return text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}"
+    if len(text) <= 80:
+        return text
+    return f"{text[:37]} .. {text[-37:]}"
 
 
 def write_checksums(folder: Path) -> None:
@@ -195,14 +208,18 @@ def write_checksums(folder: Path) -> None:
 
 def read_checksums(folder: Path) -> Mapping[str, str]:
     """Read the digests that lie in a folder, by file; {} where there are none."""
-    return (read(folder / CHECKSUMS) or Artifact()).files
+    artifact = read(folder / CHECKSUMS)
+    if artifact is None:
+        return {}
+    return artifact.files
 
 
 def matches_checksums(folder: Path) -> bool:
     """Tell whether a folder holds exactly the files of its checksums, to the byte."""
     sums = read_checksums(folder)
     named = {folder / name for name in sums}
-    if not sums or named != set(_files(folder)):
+    present = set(_files(folder))
+    if not sums or named != present:
         return False
     return not find_changed(folder, sums)
 
@@ -231,14 +248,19 @@ def damage(folder: Path, part: str = "") -> str:
     artifact = read(path)
     if artifact is None:
         return f"{path} can't be read"
-    names = [name for name in artifact.files if name.startswith(part)]
-    if not names:
+    sums = dict[str, str]()
+    for name, value in artifact.files.items():
+        if name.startswith(part):
+            sums[name] = value
+    if not sums:
         return f"{path} lists none of its files"
-    damages = find_changed(folder, {name: artifact.files[name] for name in names})
+    damages = find_changed(folder, sums)
     for name, how in damages.items():
         return f"{folder / name} {how}"
     return ""
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in files_below(folder) if path != folder / CHECKSUMS]
+    files = list(files_below(folder))
+    own = folder / CHECKSUMS
+    return [path for path in files if path != own]

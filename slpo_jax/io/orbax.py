@@ -50,14 +50,19 @@ class StoredParams(NamedTuple):
                 params = checkpointer.restore(self.folder, abstract_tree(like))
             except Exception as error:
                 # Orbax turns some of tensorstore's into bare ones.
-                is_known = isinstance(error, OSError | ValueError | KeyError)
-                if not is_known and type(error) is not Exception:
+                is_bare = type(error) is Exception
+                if not is_bare and not isinstance(
+                    error, OSError | ValueError | KeyError
+                ):
                     raise
                 problem = first_line(error.__cause__ or error)
                 raise _damage_error(self.folder, problem) from None
         for path, leaf in jax.tree.leaves_with_path(params):
             # What is spread over processes is a running stage's own.
-            if leaf.is_fully_replicated and not np.isfinite(leaf).all():
+            if not leaf.is_fully_replicated:
+                continue
+            is_finite = np.isfinite(leaf)
+            if not is_finite.all():
                 problem = f"{_name(path)} holds values that are not finite"
                 raise _damage_error(self.folder, problem)
         return params
@@ -65,7 +70,8 @@ class StoredParams(NamedTuple):
 
 def load_params(directory: Path, like: Any = None) -> Any:
     """Read the parameters of a stage's newest checkpoint; arguments and errors as of `stored_params` and its `read`."""
-    return stored_params(directory).read(like)
+    stored = stored_params(directory)
+    return stored.read(like)
 
 
 def _name(path: Any) -> str:
@@ -73,8 +79,10 @@ def _name(path: Any) -> str:
 
 
 def _list_shapes(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {_name(path): leaf.shape for path, leaf in leaves}
+    shapes = dict[str, Any]()
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        shapes[_name(path)] = leaf.shape
+    return shapes
 
 
 def difference(stored: Any, like: Any) -> str:
@@ -82,18 +90,21 @@ def difference(stored: Any, like: Any) -> str:
     there = _list_shapes(stored)
     here = _list_shapes(like)
     for name in here | there:
-        if here.get(name) != there.get(name):
-            return f"{name} is {there.get(name)} there, {here.get(name)} here"
+        shape_there = there.get(name)
+        shape_here = here.get(name)
+        if shape_here != shape_there:
+            return f"{name} is {shape_there} there, {shape_here} here"
     return ""
 
 
 def _damage_error(path: Path, problem: str) -> UserError:
     """Make the error of parameters that can't be read, with the remedy."""
     step = path.parent
-    stage = StageFolder.of(path.parent)
+    stage = StageFolder.of(step)
     remedy = f"delete {step}"
     if stage.is_finished:
-        remedy += f" and {stage.finished}, and run the stage again: {_goes_on(stage, step.name)}"
+        goes_on = _goes_on(stage, step.name)
+        remedy += f" and {stage.finished}, and run the stage again: {goes_on}"
     else:
         remedy += ", and get or make it again"
     return UserError(f"{path}: is damaged ({problem}); {remedy}")
@@ -101,10 +112,13 @@ def _damage_error(path: Path, problem: str) -> UserError:
 
 def _goes_on(stage: StageFolder, lost: str) -> str:
     """Describe how a stage goes on that has lost the checkpoint of a step."""
-    others = [step for step in stage.steps if str(step) != lost]
-    if not others:
+    newest = None
+    for step in stage.steps:
+        if str(step) != lost:
+            newest = step
+    if newest is None:
         return "it begins anew"
-    return f"it goes on from the checkpoint of step {others[-1]}"
+    return f"it goes on from the checkpoint of step {newest}"
 
 
 def save_params(directory: Path, params: Any) -> None:
@@ -115,10 +129,11 @@ def save_params(directory: Path, params: Any) -> None:
     """
     import orbax.checkpoint as ocp
 
+    step = directory.absolute() / "0"
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(directory.absolute() / "0" / "params", params)
-        write_checksums(directory.absolute() / "0")
+            checkpointer.save(step / "params", params)
+        write_checksums(step)
     except (OSError, ValueError) as error:
         remedy = "make room, and run the command again"
         raise save_error(directory, error, remedy) from None
@@ -131,8 +146,10 @@ def save_error(directory: Path, error: Exception | str, remedy: str) -> SaveErro
         error: of a save, of which tensorstore's are `ValueError`s, for a full disk as well; or the reason.
     """
     # tensorstore names operation by operation, then what the system said, then its number and settings.
-    text = re.split(r" \[\w+=", " ".join(str(error).split()))[0]
-    reason = text.rpartition(": ")[2][-200:]
+    line = " ".join(str(error).split())
+    text, *_ = re.split(r" \[\w+=", line)
+    _, _, reason = text.rpartition(": ")
+    reason = reason[-200:]
     if isinstance(error, OSError) and error.strerror:
         reason = error.strerror
     problem = f"the checkpoint can't be written ({reason})"
@@ -155,16 +172,19 @@ def stored_params(directory: Path) -> StoredParams:
         raise _damage_error(path, problem)
     try:
         # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
-        tree = ocp.StandardCheckpointHandler().metadata(path).tree
+        handler = ocp.StandardCheckpointHandler()
+        tree = handler.metadata(path).tree
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
         raise _damage_error(path, first_line(error)) from None
     # Whoever reads them without saying where gets them on one device.
-    device = SingleDeviceSharding(jax.local_devices()[0])
+    first, *_ = jax.local_devices()
+    device = SingleDeviceSharding(first)
 
     def on_one_device(x):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
 
-    return StoredParams(path, jax.tree.map(on_one_device, tree))
+    shapes = jax.tree.map(on_one_device, tree)
+    return StoredParams(path, shapes)
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -175,7 +195,8 @@ def is_checkpoint(directory: Path) -> bool:
 def _newest(directory: Path) -> Path | None:
     """Return the parameters of one step's directory, or of a stage's newest that has any."""
     folders = [directory]
-    for step in reversed(StageFolder(directory).steps):
+    stage = StageFolder(directory)
+    for step in reversed(stage.steps):
         folders.append(directory / str(step))
     for folder in folders:
         params = folder / "params"
@@ -193,11 +214,15 @@ def params_dir(directory: Path) -> Path:
     path = _newest(directory.absolute())
     stage = StageFolder(directory)
     # A finished stage has written down its last step, which an older one can't stand for.
-    last = stage.finished.read_text().strip() if stage.is_finished else ""
-    if last and (path is None or path.parent.name != last):
+    newest = path.parent.name if path else ""
+    last = newest
+    if stage.is_finished:
+        last = stage.finished.read_text().strip()
+    if last and newest != last:
+        goes_on = _goes_on(stage, last)
         raise UserError(
             f"{directory}: its last checkpoint, of step {last}, is gone; delete {stage.finished} and run the stage "
-            f"again: {_goes_on(stage, last)}"
+            f"again: {goes_on}"
         )
     if path is not None:
         return path
@@ -228,7 +253,8 @@ def params_digest(params: Any) -> str:
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
-        head = f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n"
+        name = jax.tree_util.keystr(path)
+        head = f"{name} {array.dtype} {array.shape}\n"
         digest.update(head.encode())
         digest.update(array.tobytes())
     return digest.hexdigest()

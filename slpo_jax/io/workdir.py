@@ -93,7 +93,8 @@ class StageFolder:
     @classmethod
     def of(cls, checkpoint: Path) -> "StageFolder":
         """Return the folder around a checkpoint: itself, or of one step's directory the folder that it is in."""
-        return cls(checkpoint.parent if checkpoint.name.isdecimal() else checkpoint)
+        is_step = checkpoint.name.isdecimal()
+        return cls(checkpoint.parent if is_step else checkpoint)
 
     @property
     def workdir(self) -> "Workdir | None":
@@ -126,15 +127,19 @@ class StageFolder:
 
     def digest(self) -> str:
         """Return the digest of all that the stage was run with, by which its rule is known as its own."""
+        config = self.read_config()
         inputs = self.read_inputs() if self.inputs.is_file() else {}
-        return digest([self.read_config(), inputs])
+        return digest([config, inputs])
 
     @property
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, ascending."""
         # Other entries are its files, and folders that Orbax has not finished.
-        names = [entry.name for entry in entries(self.path)]
-        return sorted(int(name) for name in names if name.isdecimal())
+        steps: list[int] = []
+        for entry in entries(self.path):
+            if entry.name.isdecimal():
+                steps.append(int(entry.name))
+        return sorted(steps)
 
 
 class Workdir:
@@ -207,12 +212,17 @@ class Workdir:
 
     def digest(self, stage: str) -> Path:
         """Return the file of the digest of a stage's parameters; without a stage, of the run's start."""
-        return self.checkpoints / f"{stage or 'init'}.digest.json"
+        name = stage or "init"
+        return self.checkpoints / f"{name}.digest.json"
 
     def finished_stages(self) -> list[str]:
         """List the stages that were run to their end, by name."""
-        folders = [StageFolder(path) for path in entries(self.checkpoints)]
-        return sorted(folder.name for folder in folders if folder.is_finished)
+        names: list[str] = []
+        for path in entries(self.checkpoints):
+            stage = StageFolder(path)
+            if stage.is_finished:
+                names.append(stage.name)
+        return sorted(names)
 
     def finished_objectives(self) -> list[str]:
         """List those of the finished stages that the stage rl made."""

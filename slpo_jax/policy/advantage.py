@@ -12,12 +12,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-Advantage = Callable[..., jax.Array]
+Advantage = Callable[..., Array]
 """(rewards float [G] of a group, bool [G] which of them count; None is all) -> advantages [G], without gradient."""
 
 
-def rloo(rewards_G: jax.Array, counts_G: jax.Array | None = None) -> jax.Array:
+def rloo(rewards_G: Array, counts_G: Array | None = None) -> Array:
     """Leave-one-out advantage: A_i = r_i - mean of the other rewards of the group.
 
     Args:
@@ -27,22 +28,24 @@ def rloo(rewards_G: jax.Array, counts_G: jax.Array | None = None) -> jax.Array:
         [G], without gradient.
     """
     chex.assert_rank(rewards_G, 1)
-    # The mean of the others that count, of which there may be none.
-    if counts_G is not None:
+    if counts_G is None:
+        (group,) = rewards_G.shape
+        total = rewards_G.sum()
+        others_G = (total - rewards_G) / (group - 1)
+        advantages_G = rewards_G - others_G
+    else:
+        # The mean of the others that count, of which there may be none.
         count = counts_G.sum()
-        sum_of_others_G = jnp.sum(rewards_G, where=counts_G) - rewards_G
-        others_G = sum_of_others_G / jnp.maximum(count - 1, 1)
+        total = jnp.sum(rewards_G, where=counts_G)
+        n_others = jnp.maximum(count - 1, 1)
+        others_G = (total - rewards_G) / n_others
+        advantages_G = rewards_G - others_G
         has_advantage_G = counts_G & (count > 1)
-        advantages_G = jnp.where(has_advantage_G, rewards_G - others_G, 0.0)
-        return jax.lax.stop_gradient(advantages_G)
-
-    (group,) = rewards_G.shape
-    sum_of_others_G = rewards_G.sum() - rewards_G
-    others_G = sum_of_others_G / (group - 1)
-    return jax.lax.stop_gradient(rewards_G - others_G)
+        advantages_G = jnp.where(has_advantage_G, advantages_G, 0.0)
+    return jax.lax.stop_gradient(advantages_G)
 
 
-def grpo(rewards_G: jax.Array, counts_G: jax.Array | None = None) -> jax.Array:
+def grpo(rewards_G: Array, counts_G: Array | None = None) -> Array:
     """Group-normalised advantage: (r_i - mean) / (std + 1e-4), std with Bessel's correction.
 
     Args:
@@ -52,20 +55,24 @@ def grpo(rewards_G: jax.Array, counts_G: jax.Array | None = None) -> jax.Array:
         [G], without gradient.
     """
     chex.assert_rank(rewards_G, 1)
-    # The moments of those that count, of which there may be none.
-    if counts_G is not None:
+    if counts_G is None:
+        mean = rewards_G.mean()
+        offsets_G = rewards_G - mean
+        std = jnp.std(rewards_G, ddof=1)
+    else:
+        # The moments of those that count, of which there may be none.
         count = counts_G.sum()
-        mean = jnp.sum(rewards_G, where=counts_G) / jnp.maximum(count, 1)
+        total = jnp.sum(rewards_G, where=counts_G)
+        mean = total / jnp.maximum(count, 1)
         offsets_G = jnp.where(counts_G, rewards_G - mean, 0.0)
-        variance = jnp.square(offsets_G).sum() / jnp.maximum(count - 1, 1)
-        return jax.lax.stop_gradient(offsets_G / (jnp.sqrt(variance) + 1e-4))
+        squares_G = jnp.square(offsets_G)
+        variance = squares_G.sum() / jnp.maximum(count - 1, 1)
+        std = jnp.sqrt(variance)
+    advantages_G = offsets_G / (std + 1e-4)
+    return jax.lax.stop_gradient(advantages_G)
 
-    offsets_G = rewards_G - rewards_G.mean()
-    std = jnp.std(rewards_G, ddof=1)
-    return jax.lax.stop_gradient(offsets_G / (std + 1e-4))
 
-
-def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Array:
+def best_positive(advantages_G: Array, likelihoods_G: Array) -> Array:
     """Keep only the likeliest of a group's positive advantages, the others being 0; without one, keep them all.
 
     Latent-GRPO does so with the first choices: rollouts of a prompt draw these from one and the same distribution.
@@ -78,14 +85,13 @@ def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Arra
     positive_G = advantages_G > 0
     candidates_G = jnp.where(positive_G, likelihoods_G, -jnp.inf)
     best = jnp.argmax(candidates_G)
-    is_best_G = jnp.arange(advantages_G.size) == best
-    kept_G = jnp.where(is_best_G, advantages_G, 0.0)
-    return jnp.where(positive_G.any(), kept_G, advantages_G)
+    places_G = jnp.arange(advantages_G.size)
+    kept_G = jnp.where(places_G == best, advantages_G, 0.0)
+    has_positive = positive_G.any()
+    return jnp.where(has_positive, kept_G, advantages_G)
 
 
-def pkpo(
-    rewards_G: jax.Array, counts_G: jax.Array | None = None, *, k: int
-) -> jax.Array:
+def pkpo(rewards_G: Array, counts_G: Array | None = None, *, k: int) -> Array:
     """Advantages whose policy gradient is that of the expected best of k rollouts; with rewards 0 and 1 that of Pass@k.
 
     By PKPO's eq. 33 (Walder and Karkhanis, 2025): the gain of a rollout over the best reward of k - 1 others, in the
@@ -101,24 +107,24 @@ def pkpo(
     """
     chex.assert_rank(rewards_G, 1)
     (group,) = rewards_G.shape
-    ranked_G = jnp.sort(rewards_G)
-    best_G = jnp.asarray(_best_of_others(group, group, k))
-
-    # Those that don't count rank above all others, where nothing is gained over them.
-    if counts_G is not None:
-        ranked_G = jnp.sort(jnp.where(counts_G, rewards_G, jnp.inf))
-        rows = [_best_of_others(count, group, k) for count in range(group + 1)]
-        best_G = jnp.asarray(np.stack(rows))[counts_G.sum()]
+    if counts_G is None:
+        ranked_G = jnp.sort(rewards_G)
+        best_G = jnp.asarray(_best_of_others(group, group, k))
+    else:
+        # Those that don't count rank above all others, where nothing is gained over them.
+        counted_G = jnp.where(counts_G, rewards_G, jnp.inf)
+        ranked_G = jnp.sort(counted_G)
+        rows: list[np.ndarray] = []
+        for count in range(group + 1):
+            rows.append(_best_of_others(count, group, k))
+        best_NG = jnp.asarray(np.stack(rows))
+        best_G = best_NG[counts_G.sum()]
 
     # The gain of each rollout over the reward of each rank.
-    gains_GG = jnp.maximum(
-        rewards_G[:, None] - ranked_G[None],
-        0.0,
-    )
-    advantages_G = jnp.sum(
-        gains_GG * best_G[None],
-        axis=1,
-    )
+    differences_GG = rewards_G[:, None] - ranked_G[None]
+    gains_GG = jnp.maximum(differences_GG, 0.0)
+    weighted_GG = gains_GG * best_G[None]
+    advantages_G = weighted_GG.sum(axis=1)
     if counts_G is not None:
         advantages_G = jnp.where(counts_G, advantages_G, 0.0)
     return jax.lax.stop_gradient(advantages_G)
@@ -131,7 +137,8 @@ def _best_of_others(count: int, group: int, k: int) -> np.ndarray:
         return shares_G
     subsets = math.comb(count, k)
     for rank in range(group):
-        shares_G[rank] = math.comb(rank, k - 2) / subsets
+        subsets_below = math.comb(rank, k - 2)
+        shares_G[rank] = subsets_below / subsets
     return shares_G
 
 

@@ -74,7 +74,10 @@ def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
     Raises:
         UserError: math-verify isn't installed.
     """
-    short = [pair for pair in dict.fromkeys(pairs) if max(map(len, pair)) <= _LONGEST]
+    short = []
+    for pair in dict.fromkeys(pairs):
+        if max(map(len, pair)) <= _LONGEST:
+            short.append(pair)
     verdicts = {pair: _known[pair] for pair in short if pair in _known}
     new = [pair for pair in short if pair not in verdicts]
     try:

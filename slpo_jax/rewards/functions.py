@@ -97,7 +97,9 @@ class Names(NamedTuple):
         if self.everything:
             return None
         columns = self.named - (GIVEN - {"steps"})
-        return columns | {_CHAT} if self.is_batched else columns
+        if self.is_batched:
+            columns |= {_CHAT}
+        return columns
 
     @property
     def needs_answer(self) -> bool:
@@ -119,15 +121,16 @@ def code_of(function: Function) -> str:
     function = inspect.unwrap(function)
     module = inspect.getmodule(function)
     name = module.__name__ if module else ""
-    if name.split(".")[0] == "slpo_jax":
+    package, *_ = name.split(".")
+    if package == "slpo_jax":
         return ""
+    is_registered = name.startswith("slpo_jax_")
     try:
-        text = inspect.getsource(
-            module if module and name.startswith("slpo_jax_") else function
-        )
+        text = inspect.getsource(module if module and is_registered else function)
     except (OSError, TypeError):
         return ""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:16]
 
 
 def names_of(function: Function) -> Names:
@@ -147,30 +150,36 @@ def names_of(function: Function) -> Names:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         parameters = ()  # type: ignore[assignment]
-    by_name = [
-        param
-        for param in parameters
-        if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)
-    ]
-    everything = any(param.kind == param.VAR_KEYWORD for param in parameters)
-    by_place = [
-        param.name for param in parameters if param.kind == param.POSITIONAL_ONLY
-    ]
-    if by_place or not (by_name or everything):
-        fault = "names nothing that it is a function of"
-        if by_place:
-            fault = f"takes {by_place[0]} by its place alone"
+    needed: set[str] = set()
+    optional: set[str] = set()
+    everything = False
+    of_chats = False
+    fault = ""
+    for param in parameters:
+        if param.kind == param.POSITIONAL_ONLY:
+            fault = fault or f"takes {param.name} by its place alone"
+        elif param.kind == param.VAR_KEYWORD:
+            everything = True
+        elif param.kind != param.VAR_POSITIONAL:
+            is_needed = param.default is param.empty
+            names = needed if is_needed else optional
+            names.add(param.name)
+            if param.name == "completions":
+                annotation = str(param.annotation).lower()
+                of_chats = "dict[" in annotation
+    named = needed | optional
+    if not named and not everything:
+        fault = fault or "names nothing that it is a function of"
+    if fault:
         raise UserError(
             f"reward: {name} {fault}; give it arguments such as question, answer and completion, which come by name"
         )
-    needed = frozenset(param.name for param in by_name if param.default is param.empty)
-    optional = frozenset(param.name for param in by_name) - needed
-    annotations = [
-        str(param.annotation) for param in by_name if param.name == "completions"
-    ]
-    of_chats = any("dict[" in annotation.lower() for annotation in annotations)
     return Names(
-        needed, optional, everything, bool((needed | optional) & _LISTS), of_chats
+        needed=frozenset(needed),
+        optional=frozenset(optional),
+        everything=everything,
+        is_batched=not named.isdisjoint(_LISTS),
+        of_chats=of_chats,
     )
 
 
@@ -186,10 +195,9 @@ def calls_of(
         apart: of such a function too N, of lists with one.
     """
     names = names_of(function)
-    rows = [
-        _arguments(names, problem, written)
-        for problem, written in zip(problems, completions, strict=True)
-    ]
+    rows = []
+    for problem, written in zip(problems, completions, strict=True):
+        rows.append(_arguments(names, problem, written))
     if not names.is_batched:
         return rows
     if apart:
@@ -230,13 +238,14 @@ def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str
 def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:
     """Return prompt and completion: chats where the record's prompt is one or the function asks for them."""
     prompt = problem.columns.get(_CHAT)
-    is_chat = isinstance(prompt, list) and all(
-        isinstance(message, Mapping) for message in prompt
-    )
-    if not (is_chat or names.of_chats):
-        return problem.question, text
-    asked = prompt if is_chat else [{"role": "user", "content": problem.question}]
-    return asked, [{"role": "assistant", "content": text}]
+    said = [{"role": "assistant", "content": text}]
+    if isinstance(prompt, list):
+        is_message = [isinstance(message, Mapping) for message in prompt]
+        if all(is_message):
+            return prompt, said
+    if names.of_chats:
+        return [{"role": "user", "content": problem.question}], said
+    return problem.question, text
 
 
 def asked_of(
@@ -268,15 +277,15 @@ def asked_of(
             values = processes.ask(calls)
         except CantRun as error:
             raise cant_run(name, error) from error
-    for reason in dict.fromkeys(
-        value.reason for value in values if isinstance(value, Failed)
-    ):
-        kind = reason.partition(":")[0]
-        _say_once(
-            name,
-            kind,
-            f"reward: {name} failed on a completion, which isn't judged: {reason}",
-        )
+    for value in values:
+        if isinstance(value, Failed):
+            reason = value.reason
+            kind, _, _ = reason.partition(":")
+            _say_once(
+                name,
+                kind,
+                f"reward: {name} failed on a completion, which isn't judged: {reason}",
+            )
     verdicts = verdicts_of(function, values, problems, name)
     if None in verdicts:
         _say_once(
@@ -316,12 +325,14 @@ def verdicts_of(
     for value in results:
         if isinstance(value, Failed):
             values += [value] * size
+        elif is_batched:
+            values += _check_verdicts(name, value, size)
         else:
-            values += _check_verdicts(name, value, size) if is_batched else [value]
-    return [
-        _number(name, value, problem)
-        for value, problem in zip(values, problems, strict=True)
-    ]
+            values.append(value)
+    verdicts: list[float | Failed | None] = []
+    for value, problem in zip(values, problems, strict=True):
+        verdicts.append(_number(name, value, problem))
+    return verdicts
 
 
 def _check_verdicts(name: str, values: Any, expected: int) -> list[Any]:

@@ -89,7 +89,9 @@ class RewardEntry(NamedTuple):
     @property
     def columns(self) -> frozenset[str] | None:
         """The columns of a record that it can use; None for all."""
-        return frozenset() if self.function is None else names_of(self.function).columns
+        if self.function is None:
+            return frozenset()
+        return names_of(self.function).columns
 
 
 CORRECT = "correct"
@@ -187,27 +189,35 @@ class Reward:
         self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
         self.on_device: RewardFn | None = None
         if self._device is not None:
-            table_VL = self._device.table(token_bytes)
-            judge = self._device.judge
-            self.on_device = lambda tokens_NA, references_NR: judge_completions(
-                table_VL,
-                jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA),
-                references_NR,
-                eos_ids[0],
-                judge,
+            self.on_device = self._make_on_device(self._device)
+
+    def _make_on_device(self, device: DeviceReward) -> RewardFn:
+        table_VL = device.table(self._bytes)
+        eos_ids = self._eos_ids
+        eos_id = eos_ids[0]
+
+        def judge(tokens_NA, references_NR):
+            # All end tokens are one.
+            tokens_NA = jnp.where(is_end(tokens_NA, eos_ids), eos_id, tokens_NA)
+            return judge_completions(
+                table_VL, tokens_NA, references_NR, eos_id, device.judge
             )
+
+        return judge
 
     @property
     def _device(self) -> DeviceReward | None:
         """The verifier inside jit: of one reward of weight 1."""
         ((name, entry), *more) = self.entries.items()
-        compared = STYLES[self.style].compared
         if more or self._weights[name] != 1:
             return None
-        if entry.function is None and compared is not None and self.style in ON_DEVICE:
-            table, judge = ON_DEVICE[self.style]
-            return DeviceReward(table, lambda problem: compared(problem.answer), judge)
-        return entry.on_device
+        if entry.function is not None:
+            return entry.on_device
+        compared = STYLES[self.style].compared
+        if compared is None or self.style not in ON_DEVICE:
+            return entry.on_device
+        table, judge = ON_DEVICE[self.style]
+        return DeviceReward(table, lambda problem: compared(problem.answer), judge)
 
     def asking(self, reward: str | Function) -> "Reward":
         """Return a copy that reads as this does, and judges by another reward, on the host.
@@ -217,16 +227,17 @@ class Reward:
         Raises:
             UserError: there is no such name, or it can't be asked.
         """
-        if not callable(reward) and reward not in REWARDS:
-            raise UserError(
-                f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function"
-            )
         if callable(reward):
             name = name_of(reward)
             entry = RewardEntry(reward)
-        else:
+        elif reward in REWARDS:
             name = reward
             entry = REWARDS[reward]
+        else:
+            names = ", ".join(REWARDS)
+            raise UserError(
+                f"reward: {reward!r} is unknown; give one of {names}, or a function"
+            )
         if entry.follows:
             raise UserError(
                 f"reward: {name} has to know what is right; give a reward that says so by itself"
@@ -263,7 +274,11 @@ class Reward:
     def width(self, problems: Iterable[ProblemLike]) -> int:
         """Return R, the bytes that `encode` needs for these problems, at least 1."""
         assert self._device is not None
-        return max(1, max(len(self._device.encode(problem)) for problem in problems))
+        width = 1
+        for problem in problems:
+            reference = self._device.encode(problem)
+            width = max(width, len(reference))
+        return width
 
     def encode(self, problems: Sequence[ProblemLike], width: int) -> np.ndarray:
         """Encode B problems for `on_device`: uint8 [B, R], 0 behind them.
@@ -280,7 +295,9 @@ class Reward:
         self, tokens_NA: np.ndarray, problems: Sequence[ProblemLike]
     ) -> np.ndarray:
         """Return the rewards of N completions, float32 [N]."""
-        return self.judge([self.read(tokens) for tokens in tokens_NA], problems).total
+        readings = [self.read(tokens) for tokens in tokens_NA]
+        verdicts = self.judge(readings, problems)
+        return verdicts.total
 
     def read(self, tokens_A: np.ndarray, latents: int = 0) -> Reading:
         """Read a completion, each distinct one once. Ids below 0 are no tokens.
@@ -288,7 +305,9 @@ class Reward:
         Args:
             latents: how many its thought took.
         """
-        return self._read(tuple(tokens_A.tolist()))._replace(latents=int(latents))
+        tokens = tuple(tokens_A.tolist())
+        reading = self._read(tokens)
+        return reading._replace(latents=int(latents))
 
     def _read_once(self, tokens: tuple[int, ...]) -> Reading:
         ids = [token for token in tokens if token >= 0]
@@ -327,12 +346,14 @@ class Reward:
             is_given = ~np.isnan(values)
             is_lost = _lost(verdicts, problems)
             for row, verdict in enumerate(verdicts):
-                failed[row] |= isinstance(verdict, Failed) and verdict is not _TRUNCATED
+                if isinstance(verdict, Failed):
+                    failed[row] |= verdict is not _TRUNCATED
             unjudged |= is_lost
             # The first reward that could say what is right has said so.
             right |= ~decided & (values >= 1)
             decided |= is_given | is_lost
-            total += self._weights[name] * np.where(is_given, values, 0.0)
+            earned = np.where(is_given, values, 0.0)
+            total += self._weights[name] * earned
             by_name[name] = values.astype(np.float32)
         unjudged |= ~decided
         cut = np.array([reading.cut for reading in readings], bool)
@@ -376,11 +397,14 @@ class Reward:
             is_right = bool(right[place])
             places.append(place)
             asked.append(problems[place])
-            completions.append(
-                Written(
-                    reading.text, reading.ids, reading.latents, reading.cut, is_right
-                )
+            completion = Written(
+                text=reading.text,
+                ids=reading.ids,
+                latents=reading.latents,
+                truncated=reading.cut,
+                is_right=is_right,
             )
+            completions.append(completion)
 
         # Those that were left out are not judged, nor are truncated ones that were only compared with.
         verdicts: list[float | Failed | None] = [_TRUNCATED] * len(readings)
@@ -407,18 +431,22 @@ class Reward:
             return []
         # Most answers come many times, and are read once, in the order of the last of each.
         first: dict[str, int] = {}
-        for place, problem in reversed([*enumerate(problems)]):
-            first[problem.answer] = place
+        for place in reversed(range(len(problems))):
+            first[problems[place].answer] = place
         given: list[str | None] = []
         for place in first.values():
-            tokens = np.array([*answers[place], self._eos_ids[0]], np.int32)
-            given.append(self.read(tokens).answer)
-        right = are_right(given, [*first], self.style)
+            ids = [*answers[place], self._eos_ids[0]]
+            reading = self.read(np.array(ids, np.int32))
+            given.append(reading.answer)
+        right = are_right(given, list(first), self.style)
 
         # Return all places of those that are not read as themselves.
-        pairs = zip(first, right, strict=True)
-        unread = {answer for answer, is_right in pairs if not is_right}
-        return [n for n, problem in enumerate(problems) if problem.answer in unread]
+        is_read = dict(zip(first, right, strict=True))
+        places: list[int] = []
+        for place, problem in enumerate(problems):
+            if not is_read[problem.answer]:
+                places.append(place)
+        return places
 
     def right(
         self, readings: Sequence[Reading], problems: Sequence[ProblemLike]
@@ -433,8 +461,10 @@ class Reward:
             if not open_.any():
                 break
             verdicts = self._ask(name, readings, problems, right)
-            right |= open_ & (_values(verdicts) >= 1)
-            open_ &= np.array([verdict is None for verdict in verdicts], bool)
+            values = _values(verdicts)
+            right |= open_ & (values >= 1)
+            is_none = [verdict is None for verdict in verdicts]
+            open_ &= np.array(is_none, bool)
         return right.tolist()
 
 
@@ -451,10 +481,14 @@ def _lost(
     verdicts: Sequence[float | Failed | None], problems: Sequence[ProblemLike]
 ) -> np.ndarray:
     """Tell, bool [N], which verdicts are missing: those that failed, and None where the problem has others."""
-    pairs = zip(problems, verdicts, strict=True)
-    judged = {id(problem) for problem, verdict in pairs if isinstance(verdict, float)}
+    judged: set[int] = set()
+    for problem, verdict in zip(problems, verdicts, strict=True):
+        if isinstance(verdict, float):
+            judged.add(id(problem))
     lost = np.zeros(len(verdicts), bool)
-    for row, (problem, verdict) in enumerate(zip(problems, verdicts, strict=True)):
-        has_others = verdict is None and id(problem) in judged
-        lost[row] = isinstance(verdict, Failed) or has_others
+    for row, verdict in enumerate(verdicts):
+        if verdict is None:
+            lost[row] = id(problems[row]) in judged
+        else:
+            lost[row] = isinstance(verdict, Failed)
     return lost

@@ -25,7 +25,7 @@ import numpy as np
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.functions import ProblemLike, names_of
 from slpo_jax.rewards.texts import said_text
-from slpo_jax.rewards.verifier import answer_span, before, compact
+from slpo_jax.rewards.verifier import answer_span, before, compact, is_digit, is_in
 
 COUNTDOWN = "countdown"
 OPERATORS = "+-*/"
@@ -54,11 +54,19 @@ def countdown(
         operations: those of `OPERATORS` that are allowed.
     """
     answer = said_text(completion)
-    parts = re.findall(r"[0-9]+|[-+*/]", answer) if _ANSWER.fullmatch(answer) else []
+    if not _ANSWER.fullmatch(answer):
+        return 0.0
+    parts = re.findall(r"[0-9]+|[-+*/]", answer)
     values = [int(part) for part in parts[::2]]
     signs = parts[1::2]
-    if not values or sorted(values) != sorted(numbers) or not {*signs} <= {*operations}:
+
+    # It has the numbers that are given, and operations that are allowed.
+    if sorted(values) != sorted(numbers):
         return 0.0
+    if not {*signs} <= {*operations}:
+        return 0.0
+
+    # Compute it from left to right.
     value = values[0]
     for sign, number in zip(signs, values[1:], strict=True):
         result = _result(value, sign, number)
@@ -71,9 +79,18 @@ def countdown(
 def _result(value: int, sign: str, number: int) -> int | None:
     """Compute an operation; None where it isn't even, or too large."""
     if sign == "/":
-        return None if number == 0 or value % number else value // number
-    result = {"+": value + number, "-": value - number, "*": value * number}[sign]
-    return result if abs(result) <= MOST else None
+        if number == 0 or value % number:
+            return None
+        return value // number
+    if sign == "+":
+        result = value + number
+    elif sign == "-":
+        result = value - number
+    else:
+        result = value * number
+    if abs(result) > MOST:
+        return None
+    return result
 
 
 def encode_countdown(
@@ -85,53 +102,64 @@ def encode_countdown(
         words of four bytes, little-endian: 1 + the bits of the operations, the goal + 2 MOST, each number + 1. What
         follows is 0.
     """
-    if abs(goal) > MOST or not all(0 <= number < 10**_DIGITS for number in numbers):
+    if abs(goal) > MOST:
         return b""
     allowed = 0
     for place, sign in enumerate(OPERATORS):
         if sign in operations:
             allowed += 1 << place
     words = [1 + allowed, goal + 2 * MOST]
-    words.extend(number + 1 for number in numbers)
+    for number in numbers:
+        if not 0 <= number < 10**_DIGITS:
+            return b""
+        words.append(number + 1)
     return np.array(words, "<u4").tobytes()
 
 
 def countdown_reference(problem: ProblemLike) -> bytes:
     """Encode a problem's columns, see `encode_countdown`."""
     names = names_of(encode_countdown).columns or ()
-    columns = {name: problem.columns[name] for name in names if name in problem.columns}
+    columns: dict[str, Any] = {}
+    for name in names:
+        if name in problem.columns:
+            columns[name] = problem.columns[name]
     return encode_countdown(**columns)
 
 
 def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     """Say what `countdown` does, of a completion's bytes by `text_table` and the problem's `encode_countdown`: bool."""
     allowed, goal, numbers_K = _reference(reference_R)
-    parts = _parts(bytes_N, numbers_K.size)
-    is_given = (jnp.sort(parts["values_K"]) == jnp.sort(numbers_K)).all()
+    values_K, signs_K, is_ok = _parts(bytes_N, numbers_K.size)
+    same_K = jnp.sort(values_K) == jnp.sort(numbers_K)
+    is_ok &= same_K.all()
 
-    # Compute the value from left to right, all four operations at each place, of which the sign selects one.
-    value = parts["values_K"][0]
-    ok = parts["well_formed"] & is_given
-    for number, sign in zip(parts["values_K"][1:], parts["signs_K"][1:], strict=True):
-        is_sign = [sign == ord(operator) for operator in OPERATORS]
+    # Compute the value from left to right.
+    value = values_K[0]
+    for number, sign in zip(values_K[1:], signs_K[1:], strict=True):
+        # All four operations: the result, and whether it comes out even and fits.
         divisor = jnp.maximum(number, 1)
-        results = [value + number, value - number, value * number, value // divisor]
-        fits = [
-            True,
-            True,
-            jnp.abs(value) <= MOST // divisor,
-            (number > 0) & (value % divisor == 0),
+        is_even = (number > 0) & (value % divisor == 0)
+        fits = jnp.abs(value) <= MOST // divisor
+        operations = [
+            (value + number, True),
+            (value - number, True),
+            (value * number, fits),
+            (value // divisor, is_even),
         ]
-        result = jnp.select(is_sign, results, value)
-        may: list[jax.Array] = []
-        for place, fit in enumerate(fits):
+        # The sign selects one.
+        result = value
+        is_possible = jnp.zeros((), bool)
+        for place, (each, is_exact) in enumerate(operations):
+            is_sign = sign == ord(OPERATORS[place])
             is_allowed = allowed >> place & 1 > 0
-            may.append(is_sign[place] & is_allowed & fit)
-        in_range = jnp.abs(result) <= MOST
+            result = jnp.where(is_sign, each, result)
+            is_possible |= is_sign & is_allowed & is_exact
+        is_possible &= jnp.abs(result) <= MOST
         # A number below 0 stands for none: there are no more.
-        ok &= (number < 0) | (functools.reduce(jnp.logical_or, may) & in_range)
-        value = jnp.where(number < 0, value, result)
-    return ok & (value == goal)
+        is_none = number < 0
+        is_ok &= is_none | is_possible
+        value = jnp.where(is_none, value, result)
+    return is_ok & (value == goal)
 
 
 def _reference(reference_R: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -143,57 +171,72 @@ def _reference(reference_R: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]
     padded = jnp.pad(reference_R, (0, missing))
 
     # Join each word's bytes, the lowest first.
-    bytes_4W = padded.reshape(-1, _WORD).T.astype(jnp.uint32)
-    shifted = [byte_W << 8 * place for place, byte_W in enumerate(bytes_4W)]
-    words_W = functools.reduce(jnp.bitwise_or, shifted)
+    bytes_WB = padded.reshape(-1, _WORD).astype(jnp.uint32)
+    words_W = jnp.zeros_like(bytes_WB[:, 0])
+    for place in range(_WORD):
+        words_W |= bytes_WB[:, place] << 8 * place
+
+    # Undo the shifts of `encode_countdown`.
     numbers_W = words_W.astype(jnp.int32) - 1
-    goal = (words_W[1] - np.uint32(2 * MOST)).astype(jnp.int32)
-    return numbers_W[0], goal, numbers_W[2:]
+    goal = words_W[1] - np.uint32(2 * MOST)
+    return numbers_W[0], goal.astype(jnp.int32), numbers_W[2:]
 
 
-def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
+def _parts(bytes_N: jax.Array, most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the answer's numbers [K], -1 for none, the sign [K] before each, and whether it is made of at most K."""
     bytes_N, begin, end = answer_span(bytes_N)
     indices_N = jnp.arange(bytes_N.size)
-    bytes_N = jnp.where((indices_N >= begin) & (indices_N < end), bytes_N, 0)
-    starts_N = _is_digit(bytes_N) & ~_is_digit(before(bytes_N))
+    is_answer_N = (indices_N >= begin) & (indices_N < end)
+    bytes_N = jnp.where(is_answer_N, bytes_N, 0)
 
-    # Without blanks, which make no difference but between digits.
+    # Numbers start at digits that follow none.
+    digit_N = is_digit(bytes_N)
+    starts_N = digit_N & ~before(digit_N)
+
+    # Remove blanks, which make no difference but between digits.
     inked_N = (bytes_N > 0) & (bytes_N != ord(" "))
     bytes_N = compact(bytes_N, inked_N)
-    starts_N = compact(starts_N.astype(jnp.uint8), inked_N) > 0
-    digit_N = _is_digit(bytes_N)
-    sign_N = jnp.isin(bytes_N, jnp.array([*OPERATORS.encode()], jnp.uint8))
-    before_N = before(bytes_N)
+    starts_N = compact(starts_N, inked_N)
+    digit_N = is_digit(bytes_N)
+    sign_N = is_in(bytes_N, OPERATORS.encode())
+
+    # A number starts the answer or follows a sign; its other digits and signs follow a digit.
+    may_start_N = (indices_N == 0) | before(sign_N)
+    follows_N = jnp.where(starts_N, may_start_N, before(digit_N))
+    is_end_N = bytes_N == 0
+    may_stand_N = is_end_N | ((digit_N | sign_N) & follows_N)
+    well_formed = may_stand_N.all()
+
+    # It ends with a digit.
+    size = (~is_end_N).sum()
+    well_formed &= digit_N[jnp.maximum(size - 1, 0)]
+
     place_N = jnp.cumsum(starts_N) - 1
-    follows_N = jnp.where(
-        starts_N, (indices_N == 0) | before(sign_N), _is_digit(before_N)
-    )
-    last = bytes_N[jnp.maximum((bytes_N > 0).sum() - 1, 0)]
-    may_stand_N = (bytes_N == 0) | ((digit_N | sign_N) & follows_N)
-    well_formed = may_stand_N.all() & _is_digit(last)
+    digits_N = bytes_N.astype(jnp.int32) - ord("0")
+    tens = 10 ** np.arange(_DIGITS, dtype=np.int32)
 
     def read_number(index):
         """Return the value of a number, the sign before it, and whether it is written as a number is."""
         within_N = digit_N & (place_N == index)
         size = within_N.sum()
-        first_N = within_N & starts_N
-        power_N = jnp.clip(size - jnp.cumsum(within_N), 0, _DIGITS - 1)
-        tens_N = jnp.asarray([10**power for power in range(_DIGITS)])[power_N]
-        digits_N = bytes_N.astype(jnp.int32) - ord("0")
+        power_N = size - jnp.cumsum(within_N)
+        tens_N = jnp.asarray(tens)[jnp.clip(power_N, 0, _DIGITS - 1)]
         value = jnp.where(within_N, digits_N * tens_N, 0).sum()
-        begins_with_0 = (first_N & (bytes_N == ord("0"))).any()
-        is_written = (size <= _DIGITS) & ((size <= 1) | ~begins_with_0)
-        sign = jnp.where(first_N, before_N, 0).sum()
-        return jnp.where(size > 0, value, -1), sign, is_written
+        value = jnp.where(size > 0, value, -1)
+
+        # It has no 0 in front.
+        first_N = within_N & starts_N
+        has_zero = (first_N & (digits_N == 0)).any()
+        is_written = (size <= 1) | ~has_zero
+        is_written &= size <= _DIGITS
+
+        sign = jnp.where(first_N, before(bytes_N), 0).sum()
+        return value, sign, is_written
 
     values_K, signs_K, written_K = jax.vmap(read_number)(jnp.arange(most))
-    well_formed &= (starts_N.sum() <= most) & written_K.all()
-    return {"values_K": values_K, "signs_K": signs_K, "well_formed": well_formed}
-
-
-def _is_digit(bytes_: jax.Array) -> jax.Array:
-    return (bytes_ >= ord("0")) & (bytes_ <= ord("9"))
+    well_formed &= written_K.all()
+    well_formed &= starts_N.sum() <= most
+    return values_K, signs_K, well_formed
 
 
 @functools.lru_cache(maxsize=128)
@@ -216,16 +259,20 @@ def gym_dataset(task: str, settings: str, seed: int = 0, size: int = 1) -> Any:
             f"gym:{task}: reasoning-gym is not installed; pip install 'slpo_jax[gym]'"
         ) from None
     if task not in DATASETS:
-        near = difflib.get_close_matches(task, DATASETS, 3, 0.5) or sorted(DATASETS)[:3]
+        near = difflib.get_close_matches(task, DATASETS, 3, 0.5)
+        near = near or sorted(DATASETS)[:3]
         raise UserError(
             f"gym:{task}: no such task; there are {', '.join(near)}, .. ({len(DATASETS)} in all)"
         )
     if task in _REFUSED:
         raise UserError(f"gym:{task}: {_REFUSED[task]}")
+
+    # Refuse settings that the task doesn't have.
     values = json.loads(settings)
     key = f"config.data.gym.settings.{task}"
-    fields = dataclasses.fields(DATASETS[task][1])
-    names = [field.name for field in fields if field.name not in ("seed", "size")]
+    _, config_class = DATASETS[task]
+    names = [field.name for field in dataclasses.fields(config_class)]
+    names = [name for name in names if name not in ("seed", "size")]
     unknown = sorted({*values} - {*names})
     if unknown:
         raise UserError(
@@ -234,8 +281,9 @@ def gym_dataset(task: str, settings: str, seed: int = 0, size: int = 1) -> Any:
     try:
         return reasoning_gym.create_dataset(task, **values, seed=seed, size=size)
     except Exception as error:  # each task checks in its own way
+        refused = values or f"{size:,} problems"
         raise UserError(
-            f"{key}: {in_a_line(error)}; the task refuses {values or f'{size:,} problems'}"
+            f"{key}: {in_a_line(error)}; the task refuses {refused}"
         ) from error
 
 
@@ -248,7 +296,8 @@ def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> flo
     """
     try:
         dataset = gym_dataset(task, settings)
-        return float(dataset.score_answer(_answer(completion), entry))
+        score = dataset.score_answer(_answer(completion), entry)
+        return float(score)
     except UserError:
         raise
     except Exception:
@@ -258,4 +307,5 @@ def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> flo
 
 def _answer(completion: str) -> str:
     """Return what follows the last mark, or all of a text without one; line breaks stay."""
-    return _MARK.split(completion)[-1].strip()
+    parts = _MARK.split(completion)
+    return parts[-1].strip()

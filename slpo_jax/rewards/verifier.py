@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from slpo_jax.rewards.answers import AnswerStyle
 from slpo_jax.rewards.texts import (
@@ -88,161 +89,210 @@ def byte_table(token_bytes: Sequence[bytes]) -> np.ndarray:
     """
     pieces: list[bytes] = []
     for piece in token_bytes:
-        kinds = _OTHER.sub(b"!", piece).translate(_KINDS)
-        pieces.append(_LONG.sub(rb"\1\2", kinds))
+        told = _OTHER.sub(b"!", piece)
+        kinds = told.translate(_KINDS)
+        shortened = _LONG.sub(rb"\1\2", kinds)
+        pieces.append(shortened)
     return padded_table(pieces)
 
 
 def padded_table(pieces: Sequence[bytes], width: int = 0) -> np.ndarray:
     """Pad byte strings to uint8 rows; as wide as the longest where no width is given."""
-    width = width or max(1, max(map(len, pieces)))
-    joined = b"".join(piece.ljust(width, b"\0") for piece in pieces)
-    return np.frombuffer(joined, np.uint8).reshape(len(pieces), width)
+    if not width:
+        longest = max(map(len, pieces))
+        width = max(1, longest)
+    padded = [piece.ljust(width, b"\0") for piece in pieces]
+    flat = np.frombuffer(b"".join(padded), np.uint8)
+    return flat.reshape(len(pieces), width)
 
 
 def completed_text(
-    table_VL, tokens_A: jax.Array, eos_id: int | jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    table_VL, tokens_A: Array, eos_id: int | Array
+) -> tuple[Array, Array]:
     """Return the bytes [N] of the tokens before the first `eos_id`, 0 behind them, and whether there is an end."""
+    table_VL = jnp.asarray(table_VL)
+    bytes_AL = _at(table_VL, tokens_A)
+    # Leave out the first end and all behind it.
     is_eos_A = tokens_A == eos_id
-    rows_A = jnp.asarray(table_VL).at[tokens_A]
-    bytes_AL = rows_A.get(mode="fill", fill_value=0, wrap_negative_indices=False)
     is_behind_A = jnp.cumsum(is_eos_A) > 0
-    bytes_N = jnp.where(is_behind_A[:, None], 0, bytes_AL).reshape(-1)
-    return compact(bytes_N, bytes_N > 0), is_eos_A.any()
+    bytes_AL = jnp.where(is_behind_A[:, None], 0, bytes_AL)
+    # Close the gaps behind tokens shorter than the longest.
+    bytes_N = bytes_AL.reshape(-1)
+    text_N = compact(bytes_N, bytes_N > 0)
+    return text_N, is_eos_A.any()
 
 
-def compact(bytes_N: jax.Array, mask_N: jax.Array) -> jax.Array:
+def compact(bytes_N: Array, mask_N: Array) -> Array:
     """Move the bytes that are kept to the front, 0 behind them."""
-    places_N = jnp.where(mask_N, jnp.cumsum(mask_N) - 1, bytes_N.size)
-    return jnp.zeros_like(bytes_N).at[places_N].set(bytes_N, mode="drop")
+    ranks_N = jnp.cumsum(mask_N) - 1
+    places_N = jnp.where(mask_N, ranks_N, bytes_N.size)
+    zeros_N = jnp.zeros_like(bytes_N)
+    return zeros_N.at[places_N].set(bytes_N, mode="drop")
 
 
-def before(bytes_N: jax.Array, count: int = 1) -> jax.Array:
+def before(bytes_N: Array, count: int = 1) -> Array:
     """Shift bytes: each is the one `count` places before it; 0 for none."""
-    return jnp.pad(bytes_N, (count, 0))[: bytes_N.size]
+    shifted = jnp.pad(bytes_N, (count, 0))
+    return shifted[: bytes_N.size]
 
 
-def _with_minuses(text_N: jax.Array) -> jax.Array:
+def _with_minuses(text_N: Array) -> Array:
     """Write hyphens, en dash and minus as ASCII's sign, and leave out currency signs."""
     before_N = before(text_N)
-    before_2_N = before(text_N, 2)
-    dash_N = (before_N == 0x80) & (text_N >= 0x90) & (text_N <= 0x93)
-    minus_N = (before_2_N == 0xE2) & (dash_N | ((before_N == 0x88) & (text_N == 0x92)))
+    begins_N = before(text_N, 2) == 0xE2
+    # Hyphens and the en dash are E2 80 90 to E2 80 93, the minus is E2 88 92.
+    is_dash_N = (text_N >= 0x90) & (text_N <= 0x93)
+    dash_N = (before_N == 0x80) & is_dash_N
+    minus_N = (before_N == 0x88) & (text_N == 0x92)
+    sign_N = begins_N & (dash_N | minus_N)
     # The last byte becomes the sign, the two before it go.
-    first_N = _after(minus_N, 2) | _after(minus_N)
-    signs_N = jnp.where(minus_N, _MINUS, text_N)
-    return compact(signs_N, (text_N > 0) & ~first_N & (text_N != _DOLLAR))
+    signs_N = jnp.where(sign_N, _MINUS, text_N)
+    used_N = (text_N > 0) & (text_N != _DOLLAR)
+    used_N &= ~_after(sign_N)
+    used_N &= ~_after(sign_N, 2)
+    return compact(signs_N, used_N)
 
 
-def is_after_mark(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+def is_after_mark(text_N: Array, reference_R: Array) -> Array:
     """Tell whether what follows the last #, blanks aside, is the reference."""
     begin = _last(text_N == _HASH) + 1
-    inked_N = ~_in(text_N, b" \n\0")
-    first = _first(inked_N & (jnp.arange(text_N.size) >= begin))
-    return _is_number(text_N, first, _last(inked_N), reference_R)
+    behind_N = jnp.arange(text_N.size) >= begin
+    inked_N = ~is_in(text_N, b" \n\0")
+    first = _first(inked_N & behind_N)
+    last = _last(inked_N)
+    return _is_number(text_N, first, last, reference_R)
 
 
-def is_last_number(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+def is_last_number(text_N: Array, reference_R: Array) -> Array:
     """Tell whether the number with the last digit is the reference, and no operator stands apart before it."""
     text_N = _with_minuses(text_N)
     indices = jnp.arange(text_N.size)
-    last = _last(_is_digit(text_N))
-    before_N = before(text_N)
-    apart_N = _in(text_N, b" \n!#") | (text_N >= 0x80)
+    # The number ends at the last digit.
+    last = _last(is_digit(text_N))
+
+    # Its word begins behind the last byte that stands apart: blanks, other signs, and all that isn't ASCII.
+    apart_N = is_in(text_N, b" \n!#")
+    apart_N |= text_N >= 0x80
     # A colon is apart behind anything but a digit, an opening bracket behind anything but a closing one.
-    colon_N = (text_N == _COLON) & ~_is_digit(before_N)
-    bracket_N = (text_N == _OPENING) & (before_N != _CLOSING)
-    apart_N |= colon_N | bracket_N
-    word = _last(apart_N & (indices < last)) + 1
-    begin = _first((indices >= word) & ~_in(text_N, b"*+,"))
-    joined = _at(text_N, _last((indices < word) & ~_in(text_N, b" (")))
-    return ~_in(joined, b"-+/") & _is_number(text_N, begin, last, reference_R)
+    before_N = before(text_N)
+    is_colon_N = text_N == _COLON
+    apart_N |= is_colon_N & ~is_digit(before_N)
+    is_bracket_N = text_N == _OPENING
+    apart_N |= is_bracket_N & (before_N != _CLOSING)
+    apart_N &= indices < last
+    word = _last(apart_N) + 1
+
+    # The number begins behind the marks that its word begins with.
+    in_word_N = indices >= word
+    is_mark_N = is_in(text_N, b"*+,")
+    begin = _first(in_word_N & ~is_mark_N)
+    is_right = _is_number(text_N, begin, last, reference_R)
+
+    # Where an operator comes before the word, the number is a part of a term.
+    is_gap_N = is_in(text_N, b" (")
+    joined = _at(text_N, _last(~in_word_N & ~is_gap_N))
+    is_operator = is_in(joined, b"-+/")
+    return is_right & ~is_operator
 
 
-def _is_number(
-    text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R: jax.Array
-) -> jax.Array:
+def _is_number(text_N: Array, begin: Array, last: Array, reference_R: Array) -> Array:
     """Tell whether what stands from `begin` to `last` is `-?NUMBER`, and the reference.
 
     A digit's place is its power of ten. The numbers are equal if each nonzero digit of the one is the other's digit
     at that place, both have as many of them, and the signs agree; zeros in front and behind need no thought.
     """
     indices = jnp.arange(text_N.size)
-    minus = _at(text_N, begin) == _MINUS
-    begin += minus
+    is_negative = _at(text_N, begin) == _MINUS
+    begin += is_negative
     within_N = (indices >= begin) & (indices <= last)
-    digit_N = within_N & _is_digit(text_N)
+    is_digit_N = is_digit(text_N)
+    digit_N = within_N & is_digit_N
     comma_N = within_N & (text_N == _COMMA)
     point_N = within_N & (text_N == _POINT)
 
-    # A number begins and ends with a digit, and has one point at most. Commas part all of its thousands, or none.
-    whole_N = jnp.cumsum(point_N) == 0
-    size = (digit_N & whole_N).sum()
-    # A sign between digits has the place of the digit before it.
-    place_N = size - jnp.cumsum(digit_N)
-    grouped_N = ~comma_N | (whole_N & (place_N > 0) & (place_N % 3 == 0))
-    commas = comma_N.sum()
-    well_formed = _is_digit(_at(text_N, begin)) & _is_digit(_at(text_N, last))
+    # It begins and ends with a digit, and a digit is before each comma and point.
+    well_formed = _at(is_digit_N, begin)
+    well_formed &= _at(is_digit_N, last)
+    sign_N = (comma_N | point_N) & before(is_digit_N)
+    allowed_N = digit_N | sign_N
+    well_formed &= (allowed_N | ~within_N).all()
+
+    # It has one point at most.
     well_formed &= point_N.sum() <= 1
-    sign_N = (comma_N | point_N) & _is_digit(before(text_N))
-    well_formed &= (~within_N | digit_N | sign_N).all()
-    well_formed &= grouped_N.all()
-    well_formed &= (commas == 0) | (commas == (size - 1) // 3)
+    whole_N = jnp.cumsum(point_N) == 0
+
+    # A sign between digits has the place of the digit before it.
+    size = (digit_N & whole_N).sum()
+    place_N = size - jnp.cumsum(digit_N)
+
+    # Commas part all of its thousands, or none.
+    is_thousand_N = (place_N > 0) & (place_N % 3 == 0)
+    grouped_N = whole_N & is_thousand_N
+    well_formed &= (grouped_N | ~comma_N).all()
+    n_commas = comma_N.sum()
+    n_thousands = (size - 1) // 3
+    well_formed &= (n_commas == 0) | (n_commas == n_thousands)
 
     # It is the reference if each nonzero digit is the reference's at that place, and there are as many of them.
     nonzero_N = digit_N & (text_N != _ZERO)
-    point = _first((reference_R == _POINT) | (reference_R == 0))
-    expected_N = _at(reference_R, point - 1 - place_N + (place_N < 0))
-    same_N = ~nonzero_N | (text_N == expected_N)
-    expected_nonzero_R = _is_digit(reference_R) & (reference_R != _ZERO)
-    same_count = nonzero_N.sum() == expected_nonzero_R.sum()
-    same_sign = (minus & nonzero_N.any()) == (reference_R[0] == _MINUS)
-    return (
-        well_formed
-        & _is_digit(reference_R).any()
-        & same_N.all()
-        & same_count
-        & same_sign
-    )
+    is_end_R = reference_R == 0
+    point = _first(is_end_R | (reference_R == _POINT))
+    is_fraction_N = place_N < 0
+    place_R_N = point - 1 - place_N + is_fraction_N
+    same_N = text_N == _at(reference_R, place_R_N)
+    is_same = (same_N | ~nonzero_N).all()
+
+    is_digit_R = is_digit(reference_R)
+    nonzero_R = is_digit_R & (reference_R != _ZERO)
+    is_same &= nonzero_N.sum() == nonzero_R.sum()
+    is_same &= is_digit_R.any()
+
+    # Zero has no sign.
+    is_negative &= nonzero_N.any()
+    is_same &= is_negative == (reference_R[0] == _MINUS)
+    return well_formed & is_same
 
 
-def _at(bytes_N: jax.Array, index: jax.Array) -> jax.Array:
-    """Return the byte at a place, 0 outside."""
-    return bytes_N.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+def _at(rows: Array, index: Array) -> Array:
+    """Return the row at a place, 0 outside."""
+    row = rows.at[index]
+    return row.get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _first(mask_N: jax.Array) -> jax.Array:
+def _first(mask_N: Array) -> Array:
     """Return the first place, N for none."""
-    return jnp.where(mask_N, jnp.arange(mask_N.size), mask_N.size).min()
+    indices_N = jnp.arange(mask_N.size)
+    return jnp.where(mask_N, indices_N, mask_N.size).min()
 
 
-def _last(mask_N: jax.Array) -> jax.Array:
+def _last(mask_N: Array) -> Array:
     """Return the last place, -1 for none."""
-    return jnp.where(mask_N, jnp.arange(mask_N.size), -1).max()
+    indices_N = jnp.arange(mask_N.size)
+    return jnp.where(mask_N, indices_N, -1).max()
 
 
-def _in(bytes_: jax.Array, kinds: bytes) -> jax.Array:
+def is_in(bytes_: Array, kinds: bytes) -> Array:
     """Mark the bytes of some kinds."""
-    return jnp.isin(bytes_, jnp.array([*kinds], jnp.uint8))
+    wanted = np.frombuffer(kinds, np.uint8)
+    return jnp.isin(bytes_, wanted)
 
 
-def _is_digit(bytes_: jax.Array) -> jax.Array:
+def is_digit(bytes_: Array) -> Array:
     """Mark the bytes `0` to `9`."""
     return (bytes_ >= _ZERO) & (bytes_ <= _NINE)
 
 
-Judge = Callable[[jax.Array, jax.Array], jax.Array]
+Judge = Callable[[Array, Array], Array]
 """(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
 
 
 def judge_completions(
     table_VL,
-    tokens_BA: jax.Array,
-    references_BR: jax.Array,
-    eos_id: int | jax.Array,
+    tokens_BA: Array,
+    references_BR: Array,
+    eos_id: int | Array,
     judge: Judge,
-) -> jax.Array:
+) -> Array:
     """Judge completions by their bytes.
 
     Args:
@@ -255,72 +305,99 @@ def judge_completions(
         bool [B].
     """
 
+    tokens_BA = jnp.asarray(tokens_BA)
+    references_BR = jnp.asarray(references_BR)
+
     def judge_row(tokens_A, reference_R):
         bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
         return ended & judge(bytes_N, reference_R)
 
-    return jax.vmap(judge_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+    return jax.vmap(judge_row)(tokens_BA, references_BR)
 
 
 def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
     """Build the table that `is_text` reads tokens with; as `byte_table`."""
-    return padded_table(list(map(normalise_bytes, token_bytes)))
+    pieces = [normalise_bytes(piece) for piece in token_bytes]
+    return padded_table(pieces)
 
 
-def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Tell whether a completion gives its reference: `compared(said_text(completion)) == compared(reference)`."""
+def is_text(bytes_N: Array, reference_R: Array) -> Array:
+    """Tell whether a completion gives its reference.
+
+    That is `normalise_text(said_text(completion)) == normalise_text(reference)`.
+    """
     bytes_N, begin, end = answer_span(bytes_N)
-    length = (reference_R > 0).sum()
-    indices_R = begin + jnp.arange(reference_R.size)
-    same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
-    return (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
+    used_R = reference_R > 0
+    length = used_R.sum()
+    has_same_length = end - begin == length
+    # Compare byte by byte from where the answer begins.
+    offsets_R = jnp.arange(reference_R.size)
+    answer_R = _at(bytes_N, begin + offsets_R)
+    same_R = answer_R == reference_R
+    is_same = (same_R | ~used_R).all()
+    return (length > 0) & has_same_length & is_same
 
 
-def answer_span(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def answer_span(bytes_N: Array) -> tuple[Array, Array, Array]:
     """Return a completion's bytes [N] with single spaces, and where `said_text` of it begins and ends there."""
     bytes_N = _with_single_spaces(bytes_N)
     indices_N = jnp.arange(bytes_N.size)
+
     # The answer stands behind the last mark.
+    mark_end = _last_end(bytes_N, MARKS)
     box_start = _last_end(bytes_N, BOXES)
-    start = jnp.maximum(_last_end(bytes_N, MARKS), box_start)
+    start = jnp.maximum(mark_end, box_start)
     behind_N = indices_N >= start
-    # It ends at a closing tag, and in a box at the first brace that nothing in the box has opened.
+
+    # In a box it ends at the first brace that nothing in the box has opened.
     is_box = (box_start == start) & (start > 0)
-    counted_N = behind_N & is_box & (before(bytes_N) != _BACKSLASH)
+    escaped_N = before(bytes_N) == _BACKSLASH
+    counted_N = behind_N & is_box & ~escaped_N
     opens_N = counted_N & (bytes_N == _LEFT_BRACE)
     closes_N = counted_N & (bytes_N == _RIGHT_BRACE)
-    depth_N = jnp.cumsum(opens_N.astype(jnp.int32) - closes_N)
+    change_N = opens_N.astype(jnp.int32) - closes_N
+    depth_N = jnp.cumsum(change_N)
+    box_end = _first(depth_N < 0)
+
+    # And it ends at a closing tag.
     tag_N = behind_N & _matches(bytes_N, END_TAG)
-    stop = jnp.minimum(_first(depth_N < 0), _first(tag_N))
-    # What stands beside it at both ends is no part of it.
-    inked_N = behind_N & (indices_N < stop) & ~_in(bytes_N, BESIDE.encode() + b"\0")
+    stop = jnp.minimum(box_end, _first(tag_N))
+
+    # What stands beside it at both ends isn't a part of it, nor is a point behind it.
+    beside_N = is_in(bytes_N, BESIDE.encode() + b"\0")
+    inked_N = behind_N & ~beside_N
+    inked_N &= indices_N < stop
     begin = _first(inked_N)
-    end = jnp.where(inked_N & (bytes_N != _POINT), indices_N + 1, 0).max()
+    inked_N &= bytes_N != _POINT
+    end = _last(inked_N) + 1
     return bytes_N, begin, jnp.maximum(end, begin)
 
 
-def _last_end(bytes_N: jax.Array, marks: Sequence[bytes]) -> jax.Array:
+def _last_end(bytes_N: Array, marks: Sequence[bytes]) -> Array:
     """Return the place behind the last of some marks, 0 without any."""
-    indices_N = jnp.arange(bytes_N.size)
-    ends: list[jax.Array] = []
+    ends: list[Array] = []
     for mark in marks:
-        ends.append(jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0))
+        begin = _last(_matches(bytes_N, mark))
+        end = begin + len(mark)
+        ends.append(jnp.where(begin >= 0, end, 0))
     return jnp.stack(ends).max()
 
 
-def _with_single_spaces(bytes_N: jax.Array) -> jax.Array:
+def _with_single_spaces(bytes_N: Array) -> Array:
     """Remove blanks that follow another one; no byte is 0."""
-    again_N = (bytes_N == _BLANK) & (before(bytes_N) == _BLANK)
+    blank_N = bytes_N == _BLANK
+    again_N = blank_N & before(blank_N)
     return compact(bytes_N, (bytes_N > 0) & ~again_N)
 
 
-def _matches(bytes_N: jax.Array, text: bytes) -> jax.Array:
+def _matches(bytes_N: Array, text: bytes) -> Array:
     """Mark where a text begins. Behind the last byte is a blank: a # at the end is a mark too."""
     padded = jnp.pad(bytes_N, (0, len(text)))
     padded = jnp.where(padded == 0, _BLANK, padded)
-    same: list[jax.Array] = []
+    same: list[Array] = []
     for place, byte in enumerate(text):
-        same.append(padded[place : place + bytes_N.size] == byte)
+        shifted_N = padded[place : place + bytes_N.size]
+        same.append(shifted_N == byte)
     return jnp.stack(same).all(axis=0)
 
 
@@ -347,17 +424,21 @@ def choice_table(token_bytes: Sequence[bytes]) -> np.ndarray:
     """Build the table that `is_choice` reads tokens with; signs that are alike are shortened, and so are long words."""
     pieces: list[bytes] = []
     for piece in token_bytes:
-        kinds = re.sub(rb"[ \t\n\r\v\f]+", b" ", piece).translate(_TEXT_KINDS)
-        pieces.append(re.sub(rb"\.+|([\w']{8})[\w']+([\w']{8})", _shorten, kinds))
+        spaced = re.sub(rb"[ \t\n\r\v\f]+", b" ", piece)
+        kinds = spaced.translate(_TEXT_KINDS)
+        shortened = re.sub(rb"\.+|([\w']{8})[\w']+([\w']{8})", _shorten, kinds)
+        pieces.append(shortened)
     return padded_table(pieces)
 
 
 def _shorten(match: re.Match[bytes]) -> bytes:
     """Shorten a run to its ends, in which no mark and no word that follows a letter is lost."""
-    return match[1] + match[2] if match[1] else b"."
+    if match[1]:
+        return match[1] + match[2]
+    return b"."
 
 
-def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+def is_choice(bytes_N: Array, reference_R: Array) -> Array:
     """Tell whether the letter that a completion gives is the reference's first byte, see `texts.said_choice`."""
     # An apostrophe that isn't ASCII becomes one that is: its last byte the sign, the two before it go.
     quote_N = (
@@ -366,45 +447,69 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
         & (before(bytes_N, 2) == _QUOTE[0])
     )
     bytes_N = jnp.where(quote_N, _APOSTROPHE, bytes_N)
-    kept_N = (bytes_N > 1) & ~_after(quote_N) & ~_after(quote_N, 2)
-    bytes_N = _with_single_spaces(compact(bytes_N, kept_N))
+    used_N = bytes_N > 1
+    used_N &= ~_after(quote_N)
+    used_N &= ~_after(quote_N, 2)
+    bytes_N = compact(bytes_N, used_N)
+    bytes_N = _with_single_spaces(bytes_N)
 
-    # Find the letters that stand alone, but for A and I where they are words.
+    # Find the letters of words.
     capital_N = (bytes_N >= _CAPITAL_A) & (bytes_N <= _CAPITAL_Z)
     lower_N = jnp.where(capital_N, bytes_N + 32, bytes_N)
     alpha_N = (lower_N >= _SMALL_A) & (lower_N <= _SMALL_Z)
-    within_N = alpha_N | (bytes_N == _ZERO) | (bytes_N == _APOSTROPHE)
+    within_N = alpha_N | (bytes_N == _APOSTROPHE)
+    within_N |= bytes_N == _ZERO
 
-    def whole(text: bytes) -> jax.Array:
+    def match_word(text: bytes) -> Array:
         """Mark where a text begins that no word goes on from."""
-        return _matches(lower_N, text) & ~_after(within_N, len(text))
+        goes_on_N = _after(within_N, len(text))
+        return _matches(lower_N, text) & ~goes_on_N
 
-    follows_N = (bytes_N == _BLANK) & _after(alpha_N) & _after(within_N, 2)
-    follows_N &= ~jnp.stack([whole(b" " + text) for text in FOLLOWING]).any(axis=0)
-    word_N = _in(bytes_N, b"AI") & _after(follows_N)
-    alone_N = ~before(within_N) & ~_after(within_N)
-    letter_N = _in(bytes_N, LETTERS.encode()) & alone_N & ~word_N
+    # A and I are words where another word follows, but for those of `FOLLOWING`.
+    follows_N = bytes_N == _BLANK
+    follows_N &= _after(alpha_N)
+    follows_N &= _after(within_N, 2)
+    for text in FOLLOWING:
+        follows_N &= ~match_word(b" " + text)
+    word_N = is_in(bytes_N, b"AI")
+    word_N &= _after(follows_N)
+
+    # Find the labels: letters that stand alone.
+    touches_N = before(within_N) | _after(within_N)
+    letter_N = is_in(bytes_N, LETTERS.encode())
+    letter_N &= ~touches_N & ~word_N
 
     # Find the marks.
-    marks: list[jax.Array] = []
+    marks: list[Array] = []
     for mark in CHOICE_MARKS:
         is_word = mark.endswith(b"s")
-        marks.append(whole(mark) if is_word else _matches(lower_N, mark))
-    mark_N = jnp.stack(marks).any(0)
+        found_N = match_word(mark) if is_word else _matches(lower_N, mark)
+        marks.append(found_N)
+    mark_N = jnp.stack(marks).any(axis=0)
 
-    # Take the first letter behind the last mark that has one, else the last letter.
-    indices_N = jnp.arange(bytes_N.size)
-    last_letter_N = jax.lax.cummax(jnp.where(letter_N, indices_N, -1))
-    last_mark_N = jax.lax.cummax(jnp.where(mark_N, indices_N, -1))
-    first_N = letter_N & (last_mark_N > before(last_letter_N + 1) - 1)
-    behind = jnp.where(first_N, indices_N, -1).max()
+    # A letter is the first behind a mark where that mark is behind the letter before.
+    last_letter_N = _last_so_far(letter_N)
+    last_mark_N = _last_so_far(mark_N)
+    letter_before_N = before(last_letter_N + 1) - 1
+    first_N = letter_N & (last_mark_N > letter_before_N)
+
+    # Take the last of these, else the last letter.
+    behind = _last(first_N)
     last = jnp.where(behind >= 0, behind, last_letter_N[-1])
-    return (last >= 0) & (bytes_N[last] == reference_R[0])
+    is_same = bytes_N[last] == reference_R[0]
+    return (last >= 0) & is_same
 
 
-def _after(mask_N: jax.Array, count: int = 1) -> jax.Array:
+def _last_so_far(mask_N: Array) -> Array:
+    """Return at each place the last marked one up to there, -1 for none."""
+    indices_N = jnp.arange(mask_N.size)
+    return jax.lax.cummax(jnp.where(mask_N, indices_N, -1))
+
+
+def _after(mask_N: Array, count: int = 1) -> Array:
     """Shift back: each is what is `count` places behind it."""
-    return jnp.pad(mask_N, (0, count))[count:]
+    padded = jnp.pad(mask_N, (0, count))
+    return padded[count:]
 
 
 ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judge]] = {
@@ -417,20 +522,23 @@ ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judg
 `answers.parse_completion` and `answers.are_right` say it; one without any byte is never given."""
 
 
-def is_end(tokens: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
+def is_end(tokens: Array, eos_ids: Sequence[int]) -> Array:
     """Mark end tokens: bool, the tokens' shape."""
-    return functools.reduce(operator.or_, (tokens == eos_id for eos_id in eos_ids))
+    is_each = [tokens == eos_id for eos_id in eos_ids]
+    return functools.reduce(operator.or_, is_each)
 
 
-def said_eos(
-    said_NT: jax.Array, lengths_N: jax.Array, eos_ids: Sequence[int]
-) -> jax.Array:
+def said_eos(said_NT: Array, lengths_N: Array, eos_ids: Sequence[int]) -> Array:
     """Tell, bool [N], whether a thought's last step is written down as eos, so that no answer follows."""
-    last_NT = jnp.arange(1, said_NT.shape[1] + 1)[None] == lengths_N[:, None]
-    return jnp.any(last_NT & is_end(said_NT, eos_ids), axis=1)
+    _, steps = said_NT.shape
+    numbers_T = jnp.arange(1, steps + 1)
+    last_NT = numbers_T[None] == lengths_N[:, None]
+    ends_NT = is_end(said_NT, eos_ids)
+    return (last_NT & ends_NT).any(axis=1)
 
 
-def answer_mask(tokens_NA: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
+def answer_mask(tokens_NA: Array, eos_ids: Sequence[int]) -> Array:
     """Mark, bool [N, A], the generated tokens, up to and including the one that ended the answer."""
     ends_NA = is_end(tokens_NA, eos_ids)
-    return jnp.cumsum(ends_NA, axis=1) - ends_NA == 0
+    n_before_NA = jnp.cumsum(ends_NA, axis=1) - ends_NA
+    return n_before_NA == 0

@@ -30,23 +30,25 @@ def _seen_before(
 ) -> KVCache:
     """Join prompt and latent slots to one prefix, of which the candidate of length t sees the latents before t."""
     rows, steps = latent_cache.valid.shape
+    (candidates,) = lengths_C.shape
+
+    # Repeat the prompts' slots for their trajectories.
+    def repeat(x, axis):
+        return jnp.repeat(x, rows // x.shape[axis], axis)
+
     axes = jax.tree.broadcast(prompt_cache.rows_axes, prompt_cache)
-    prompt_cache = jax.tree.map(
-        lambda x, axis: jnp.repeat(x, rows // x.shape[axis], axis), prompt_cache, axes
-    )
-    candidates = lengths_C.shape[0]
+    prompt_cache = jax.tree.map(repeat, prompt_cache, axes)
     slots = prompt_cache.slots
-    seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
-    valid = jnp.concatenate(
-        [
-            jnp.broadcast_to(prompt_cache.valid[:, None], (rows, candidates, slots)),
-            jnp.broadcast_to(seen_CT, (rows, candidates, steps)),
-        ],
-        axis=2,
-    )
-    return dataclasses.replace(
-        join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1)
-    )
+
+    # All of them are seen, and the latents before the candidate's length.
+    steps_T = jnp.arange(1, steps + 1)
+    seen_CT = steps_T[None, :] < lengths_C[:, None]
+    seen_NCT = jnp.broadcast_to(seen_CT, (rows, candidates, steps))
+    prompt_N1P = prompt_cache.valid[:, None]
+    prompt_NCP = jnp.broadcast_to(prompt_N1P, (rows, candidates, slots))
+    valid = jnp.concatenate([prompt_NCP, seen_NCT], axis=2)
+    valid = valid.reshape(rows * candidates, -1)
+    return dataclasses.replace(join(prompt_cache, latent_cache), valid=valid)
 
 
 def decode_candidates(
@@ -75,26 +77,30 @@ def decode_candidates(
     # Each candidate sees the slots before its length, and feeds its last thought again.
     rows = keys_N.shape[0]
     lengths_C = jnp.arange(min_latents, steps + 1)
-    candidates = lengths_C.shape[0]
+    (candidates,) = lengths_C.shape
     shared = _seen_before(prompt_cache, thought.cache, lengths_C)
     fed_NTD = policy.latent_policy.feed(params, thought.actions)
     inputs_NCD = fed_NTD[:, min_latents - 1 :]
-    before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C[None]).reshape(-1)
-    last_NC = policy.latent_policy.known_last(jnp.ones((rows, candidates), bool))
-    dropout = noise.latent_dropout(
+    prompts_N = repeat_to(prompts.lengths, rows)
+    before_NC = prompts_N[:, None] + lengths_C[None]
+    before = before_NC.reshape(-1)
+    all_NC = jnp.ones((rows, candidates), bool)
+    last_NC = policy.latent_policy.known_last(all_NC)
+    dropout_NC = noise.latent_dropout(
         keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where
     )
+    dropout = jax.tree.map(lambda x: x.reshape(-1, 1), dropout_NC)
+    answer_slots, *_ = cache_sizes(config.suffix_slots)
+    size = rows * candidates
     _, cache = policy.reasoner.forward(
         params,
-        inputs_NCD.reshape(rows * candidates, 1, -1),
+        inputs_NCD.reshape(size, 1, -1),
         before[:, None] - 1,
-        jnp.ones((rows * candidates, 1), bool),
+        jnp.ones((size, 1), bool),
         prefix=shared,
-        cache=policy.reasoner.empty_cache(
-            rows * candidates, 1 + cache_sizes(config.suffix_slots)[0]
-        ),
+        cache=policy.reasoner.empty_cache(size, 1 + answer_slots),
         start=0,
-        dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
+        dropout=dropout,
     )
 
     # Then it answers.
@@ -158,7 +164,9 @@ def with_lengths(
     """Return `candidates_of`, and the candidates' lengths, int [N, C]."""
     actions, tokens_NCA = candidates_of(policy, config, params, batch, key)
     lengths_C = jnp.arange(config.min_latents, policy.config.max_latents + 1)
-    return actions, tokens_NCA, jnp.broadcast_to(lengths_C, tokens_NCA.shape[:2])
+    rows, candidates, _ = tokens_NCA.shape
+    lengths_NC = jnp.broadcast_to(lengths_C, (rows, candidates))
+    return actions, tokens_NCA, lengths_NC
 
 
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
@@ -176,9 +184,10 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         params = policy.reasoner.stack(params)
         fixed = jax.lax.stop_gradient(params)
         actions, tokens_NCA = candidates_of(policy, config, fixed, batch, key)
-        copies = config.trajectories * tokens_NCA.shape[1]
+        _, candidates, slots = tokens_NCA.shape
+        copies = config.trajectories * candidates
         references = repeat_rows(batch.references, copies)
-        rewards = reward(tokens_NCA.reshape(-1, tokens_NCA.shape[2]), references)
+        rewards = reward(tokens_NCA.reshape(-1, slots), references)
         rewards = rewards.reshape(len(batch.draws), -1)
         return improve(params, (batch, (actions, tokens_NCA), rewards), key)
 
@@ -196,8 +205,10 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         params = policy.reasoner.stack(params)
         rows, candidates, _ = tokens_NCA.shape
         keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
-        right_NC = rewards.reshape(rows, -1) >= 1
-        in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
+        rewards_NC = rewards.reshape(rows, -1)
+        right_NC = rewards_NC >= 1
+        too_short = config.min_latents - 1
+        in_set_NT = jnp.pad(right_NC, ((0, 0), (too_short, 0)))
         valid_N = in_set_NT.any(axis=1)
 
         # To reach the reasoner the gradient goes through the thoughts, which are replayed. Right answers stay likely.
@@ -212,13 +223,16 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
                     policy, params, replayed, stopped, stopped.tokens
                 )
                 answer_term = (answers_N * valid_N).sum()
-            actions = replay(policy, params, batch.prompts, full).actions
+            replayed = replay(policy, params, batch.prompts, full)
+            actions = replayed.actions
 
         # The gate is to stop first at one of the lengths that are right.
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
-        surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
+        going_on_NT = 1 - jax.nn.sigmoid(logits_NT[:, :-1])
+        surviving_NT = jnp.cumprod(going_on_NT, axis=1)
+        steps = 1.0 * rows + surviving_NT.sum()
 
         # Sums, and what they are over.
         count = jnp.float32(rows)
@@ -232,7 +246,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
             "loss": (loss, valid),
             "valid_share": (valid, count),
             "right_share": (right_NC.sum(), count * candidates),
-            "expected_length": (1.0 * rows + surviving_NT.sum(), count),
+            "expected_length": (steps, count),
         }
 
     return loss_fn
@@ -244,7 +258,11 @@ def _stop(
     """Stop each trajectory at one of the lengths at which it is right; at T_min where it is right at none."""
     # Candidates stop nowhere, so that nothing else has these numbers.
     uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))
-    rank_N = jnp.floor(uniforms_N * right_NC.sum(axis=1)) + 1
-    place_N = (jnp.cumsum(right_NC, axis=1) >= rank_N[:, None]).argmax(axis=1)
-    tokens_NA = jnp.take_along_axis(tokens_NCA, place_N[:, None, None], axis=1)[:, 0]
-    return dataclasses.replace(full, lengths=min_latents + place_N, tokens=tokens_NA)
+    n_right_N = right_NC.sum(axis=1)
+    rank_N = jnp.floor(uniforms_N * n_right_N) + 1
+    reaches_NC = jnp.cumsum(right_NC, axis=1) >= rank_N[:, None]
+    place_N = reaches_NC.argmax(axis=1)
+    place_N11 = place_N[:, None, None]
+    tokens_N1A = jnp.take_along_axis(tokens_NCA, place_N11, axis=1)
+    lengths_N = min_latents + place_N
+    return dataclasses.replace(full, lengths=lengths_N, tokens=tokens_N1A[:, 0])

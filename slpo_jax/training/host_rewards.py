@@ -49,24 +49,28 @@ class HostVerdicts:
 
         everywhere = NamedSharding(mesh, EVERYWHERE)
 
-        def settled(values_BGV):
+        def settle(values_BGV):
+            rewards_BG = values_BGV[..., 0]
             unjudged_BG = values_BGV[..., 1] > 0
             if rule.is_of_all_truncated:
                 unjudged_BG |= values_BGV[..., 2] > 0
-            return rule.settle(values_BGV[..., 0], unjudged_BG)
+            return rule.settle(rewards_BG, unjudged_BG)
 
         def sums(values_BGV):
+            facts_BGV = values_BGV[..., :_FACTS]
+            _, unjudged_BG, _, failed_BG, right_BG = jnp.moveaxis(facts_BGV, -1, 0)
+            is_solved_B = right_BG.max(axis=1) > 0
             by_name_BGV = values_BGV[..., _FACTS:]
             is_given_BGV = ~jnp.isnan(by_name_BGV)
             return {
-                "unjudged": values_BGV[..., 1].sum(),
-                "reward_failed": values_BGV[..., 3].sum(),
-                "solved": (values_BGV[..., 4].max(axis=1) > 0).sum(),
+                "unjudged": unjudged_BG.sum(),
+                "reward_failed": failed_BG.sum(),
+                "solved": is_solved_B.sum(),
                 "values": jnp.sum(by_name_BGV, axis=(0, 1), where=is_given_BGV),
                 "given": is_given_BGV.sum(axis=(0, 1)),
             }
 
-        self._settled = jax.jit(settled, out_shardings=self._rows)
+        self._settle = jax.jit(settle, out_shardings=self._rows)
         self._sums = jax.jit(sums, out_shardings=everywhere)
 
     def rewards(
@@ -80,17 +84,22 @@ class HostVerdicts:
         """
         # A process asks once for all of its devices.
         indices = _on_host(index_B)
-        tokens_NA = [part.reshape(-1, tokens.shape[-1]) for part in _on_host(tokens)]
+        *_, slots = tokens.shape
+        tokens_NA = [part.reshape(-1, slots) for part in _on_host(tokens)]
         latents_N = [part.reshape(-1) for part in _on_host(latents)]
-        index_N = []
+        index_N: list[np.ndarray] = []
         for rows, index in zip(tokens_NA, indices, strict=True):
-            index_N.append(np.repeat(index, len(rows) // len(index)))
-        asked = [np.concatenate(parts) for parts in (tokens_NA, index_N, latents_N)]
+            copies = len(rows) // len(index)
+            index_N.append(np.repeat(index, copies))
 
         # A verifier may compute with jax, which a step is otherwise not to do with what the host has.
         start = _now()
         with jax.transfer_guard("allow"):
-            verdict = self._ask(*asked)
+            verdict = self._ask(
+                np.concatenate(tokens_NA),
+                np.concatenate(index_N),
+                np.concatenate(latents_N),
+            )
         self._seconds += _now() - start
         self._names = tuple(verdict.by_name)
 
@@ -109,28 +118,34 @@ class HostVerdicts:
         ends = np.cumsum([len(rows) for rows in tokens_NA])
         parts = np.split(values_NV, ends[:-1])
         shards = index_B.addressable_shards
-        placed = []
+        placed: list[jax.Array] = []
         for part, index, shard in zip(parts, indices, shards, strict=True):
-            groups = part.reshape(len(index), -1, part.shape[1])
+            groups = part.reshape(len(index), -1, len(columns))
             placed.append(jax.device_put(groups, shard.device))
-        shape = (len(index_B), *placed[0].shape[1:])
+        _, *shape_of_prompt = placed[0].shape
+        shape = (len(index_B), *shape_of_prompt)
         values_BGV = jax.make_array_from_single_device_arrays(shape, self._rows, placed)
         self._values.append(values_BGV)
-        return self._settled(values_BGV)
+        return self._settle(values_BGV)
 
     def with_metrics(self, step: Callable) -> Callable:
         """Return the step with the verdicts' metrics, of all batches that it has rolled out."""
 
-        def judged(state: TrainState, batch):
+        def judge_step(state: TrainState, batch):
             self._values = []
             self._seconds = 0.0
             state, metrics = step(state, batch)
 
             # (sum, count) over all batches of the step.
-            sums = [jax.device_get(self._sums(values)) for values in self._values]
+            sums: list[dict[str, np.ndarray]] = []
+            prompts = 0
+            rollouts = 0
+            for values_BGV in self._values:
+                sums.append(jax.device_get(self._sums(values_BGV)))
+                batch_size, group, _ = values_BGV.shape
+                prompts += batch_size
+                rollouts += batch_size * group
             total = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *sums)
-            prompts = sum(values.shape[0] for values in self._values)
-            rollouts = prompts * self._values[0].shape[1]
             totals = {
                 "unjudged": (total["unjudged"], rollouts),
                 "reward_failed": (total["reward_failed"], rollouts),
@@ -150,12 +165,13 @@ class HostVerdicts:
             metrics["verifier_seconds"] = self._seconds
             return state, metrics
 
-        return judged
+        return judge_step
 
 
 def _now() -> float:
     """Return the time in seconds, which stands still while something is compiled."""
-    return time.perf_counter() - backend.seconds()
+    compiling = backend.seconds()
+    return time.perf_counter() - compiling
 
 
 def _on_host(rows: jax.Array) -> list[np.ndarray]:
@@ -174,14 +190,16 @@ def make_sampling(
         layout, stream, micro_batches: see `make_train_step`.
     """
 
-    def sampled(state: TrainState, batch, extra):
-        specs = layout.specs(state.params), layout.specs(extra)
+    def draw(state: TrainState, batch, extra):
+        specs = (layout.specs(state.params), layout.specs(extra))
 
         def local(params, extra, batch, key):
             params, extra = all_gather_params((params, extra), specs)
-            return by_slices(
-                lambda part: sample(params, extra, part, key), batch, micro_batches
-            )
+
+            def of_part(part):
+                return sample(params, extra, part, key)
+
+            return by_slices(of_part, batch, micro_batches)
 
         key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(
@@ -191,9 +209,10 @@ def make_sampling(
             out_specs=ROWS,
             check_vma=False,
         )
-        return batch, *everywhere(state.params, extra, batch, key)
+        sampled = everywhere(state.params, extra, batch, key)
+        return batch, *sampled
 
-    return jax.jit(sampled)
+    return jax.jit(draw)
 
 
 def make_host_step(
@@ -217,12 +236,11 @@ def make_host_step(
             latents of each one's thought, int [..]).
         host_reward: each process asks for its own rows.
     """
-    draw = make_sampling(
-        lambda params, _, batch, key: sample(params, batch, key),
-        layout,
-        stream,
-        micro_batches,
-    )
+
+    def sample_without(params, _, batch, key):
+        return sample(params, batch, key)
+
+    draw = make_sampling(sample_without, layout, stream, micro_batches)
     improve = make_train_step(
         loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule
     )
@@ -231,6 +249,7 @@ def make_host_step(
     def step(state: TrainState, batch):
         batch, kept, tokens, latents = draw(state, batch, {})
         rewards_BG = verdicts.rewards(tokens, batch.draws, latents)
-        return improve(state, (batch, (kept, tokens), rewards_BG))
+        judged = (batch, (kept, tokens), rewards_BG)
+        return improve(state, judged)
 
     return verdicts.with_metrics(step)

@@ -83,10 +83,10 @@ def draw_thoughts(
         rule: see `sample`, for all the same.
         key: of the stage's noise.
     """
-    keys_N = noise.rollout_keys(
-        jax.random.fold_in(key, _THOUGHTS), batch.draws, thoughts
-    )
-    return sample(policy, params, batch.prompts, keys_N, jnp.full(keys_N.shape, rule))
+    key = jax.random.fold_in(key, _THOUGHTS)
+    keys_N = noise.rollout_keys(key, batch.draws, thoughts)
+    rules_N = jnp.full(keys_N.shape, rule)
+    return sample(policy, params, batch.prompts, keys_N, rules_N)
 
 
 def complete(
@@ -109,28 +109,34 @@ def complete(
     rows = lengths_N.shape[0]
     thoughts = rows // batch.draws.shape[0]
     rows_N = jnp.repeat(jnp.arange(rows), count)
-    index_N = batch.draws[rows_N // thoughts]
+    problems_N = rows_N // thoughts
+    index_N = batch.draws[problems_N]
     number_N = rows_N % thoughts
     completion_N = jnp.tile(jnp.arange(count), rows)
     actions = jax.tree.map(lambda x: x[rows_N], actions)
+    key = jax.random.fold_in(key, _COMPLETIONS)
 
     def from_step(step):
-        step_key = jax.random.fold_in(jax.random.fold_in(key, _COMPLETIONS), step)
+        step_key = jax.random.fold_in(key, step)
         keys_N = noise.row_keys(step_key, index_N, number_N, completion_N)
         given_N = jnp.minimum(lengths_N[rows_N], step)
         begun = Trajectories(actions, given_N, tokens=rows_N[:, None], keys=keys_N)
         rules_N = jnp.full(len(rows_N), rule)
         completed = sample(policy, params, batch.prompts, keys_N, rules_N, given=begun)
         texts = completed.completions.reshape(rows, count, -1)
-        return texts, completed.lengths.reshape(rows, count)
+        lengths = completed.lengths.reshape(rows, count)
+        return texts, lengths
 
-    by_step = jax.lax.map(from_step, 1 + jnp.arange(policy.config.max_latents))
+    steps = 1 + jnp.arange(policy.config.max_latents)
+    by_step = jax.lax.map(from_step, steps)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_step)
 
 
 def rank_loss(scores_NT: jax.Array, shares_NT: jax.Array) -> jax.Array:
     """Return -sum_n y_nt log p_nt, p the softmax of the scores over one problem's thoughts at t; mean over t."""
-    return -jnp.mean(jnp.sum(shares_NT * jax.nn.log_softmax(scores_NT, axis=0), axis=0))
+    log_probs_NT = jax.nn.log_softmax(scores_NT, axis=0)
+    terms_NT = shares_NT * log_probs_NT
+    return -jnp.mean(terms_NT.sum(axis=0))
 
 
 def make_loss(policy: Policy) -> LossFn:
@@ -150,8 +156,10 @@ def make_loss(policy: Policy) -> LossFn:
 
         # How often the thought that it likes best is right, beside how often any is.
         whole_BN = batch.shares[:, :, -1]
-        best_B1 = scores_BNT.sum(axis=2).argmax(axis=1)[:, None]
-        chosen = jnp.take_along_axis(whole_BN, best_B1, axis=1).sum()
+        totals_BN = scores_BNT.sum(axis=2)
+        best_B = totals_BN.argmax(axis=1)
+        chosen_B1 = jnp.take_along_axis(whole_BN, best_B[:, None], axis=1)
+        chosen = chosen_B1.sum()
         count = jnp.float32(problems)
         return loss, {
             "loss": (loss, count),

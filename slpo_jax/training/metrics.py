@@ -92,10 +92,16 @@ class _TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import text
 
-        lines = [" | ".join(completions[0]), " | ".join("---" for _ in completions[0])]
-        lines += [" | ".join(map(_in_a_cell, row.values())) for row in completions]
+        # A table in Markdown.
+        names = list(completions[0])
+        rule = ["---" for _ in names]
+        lines = [" | ".join(names), " | ".join(rule)]
+        for row in completions:
+            cells = map(_in_a_cell, row.values())
+            lines.append(" | ".join(cells))
         summary = text("evaluate/completions", "\n".join(lines))
-        self._events.write_event(Event(wall_time=time.time(), step=0, summary=summary))
+        event = Event(wall_time=time.time(), step=0, summary=summary)
+        self._events.write_event(event)
         self._events.flush()
 
     def finish(self) -> None:
@@ -105,7 +111,8 @@ class _TensorBoard:
 
 def _in_a_cell(text: str) -> str:
     """Write a text in a cell of a Markdown table."""
-    return " ".join(text.replace("|", "\\|").split())
+    words = text.replace("|", "\\|").split()
+    return " ".join(words)
 
 
 def _own_id(workdir: Path, tracker: str) -> str:
@@ -114,7 +121,8 @@ def _own_id(workdir: Path, tracker: str) -> str:
     known = read_json(path, default={})
     if tracker not in known:
         known[tracker] = secrets.token_hex(4)
-        write_text(path, json.dumps(known, indent=1) + "\n")
+        text = json.dumps(known, indent=1)
+        write_text(path, f"{text}\n")
     return known[tracker]
 
 
@@ -135,7 +143,8 @@ class _Wandb:
         self._stages: set[str] = set()
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        stage = next(iter(scalars)).partition("/")[0]
+        first, *_ = scalars
+        stage, _, _ = first.partition("/")
         if stage not in self._stages:
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
             self._stages.add(stage)
@@ -163,22 +172,23 @@ class _Mlflow:
     def __init__(self, workdir: Path, config: dict[str, Any]):
         import mlflow
 
-        self._client = mlflow.MlflowClient()
+        client = mlflow.MlflowClient()
+        self._client = client
+
+        # The project, a new one the first time.
         project = os.environ.get("MLFLOW_EXPERIMENT_NAME", "slpo_jax")
+        known = client.get_experiment_by_name(project)
+        experiment = known.experiment_id if known else client.create_experiment(project)
+
+        # The workdir's run, likewise.
         own = _own_id(workdir, "mlflow")
-        known = self._client.get_experiment_by_name(project)
-        experiment = (
-            known.experiment_id if known else self._client.create_experiment(project)
-        )
-        runs = self._client.search_runs([experiment], f"tags.workdir_id = '{own}'")
-        name = workdir.resolve().name
-        run = (
-            runs[0]
-            if runs
-            else self._client.create_run(
-                experiment, tags={"workdir_id": own}, run_name=name
-            )
-        )
+        runs = client.search_runs([experiment], f"tags.workdir_id = '{own}'")
+        if runs:
+            run = runs[0]
+        else:
+            name = workdir.resolve().name
+            tags = {"workdir_id": own}
+            run = client.create_run(experiment, tags=tags, run_name=name)
         self._run = run.info.run_id
         self._client.update_run(self._run, status="RUNNING")
         self._client.log_dict(self._run, config, "config.json")
@@ -187,15 +197,17 @@ class _Mlflow:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        # It takes no "@", which Pass@k has.
-        names = {name: re.sub(r"[^\w./ -]", "_", name) for name in scalars}
-        metrics = [
-            Metric(names[name], value, now, step) for name, value in scalars.items()
-        ]
+        metrics = []
+        for name, value in scalars.items():
+            # It takes no "@", which Pass@k has.
+            key = re.sub(r"[^\w./ -]", "_", name)
+            metrics.append(Metric(key, value, now, step))
         self._client.log_batch(self._run, metrics=metrics)
 
     def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
-        columns = {name: [row[name] for row in completions] for name in completions[0]}
+        columns: dict[str, list[str]] = {}
+        for name in completions[0]:
+            columns[name] = [row[name] for row in completions]
         self._client.log_table(self._run, columns, "completions.json")
 
     def finish(self) -> None:
@@ -272,12 +284,12 @@ class MetricsLog:
     """
 
     def __init__(self, workdir: Workdir):
-        self.workdir, self.path = workdir, workdir.metrics
+        self.workdir = workdir
+        self.path = workdir.metrics
         self._trackers: dict[str, Tracker] = {}
         self._started = False
-        self._known: set[str] = (
-            set()
-        )  # rows that were taken back, which the trackers have
+        # Rows that were taken back, which the trackers have.
+        self._known: set[str] = set()
 
     def start(self, names: Collection[str], config: dict[str, Any]) -> None:
         """Start the trackers of these names, of several processes in the first.
@@ -288,7 +300,9 @@ class MetricsLog:
             UserError: one can't be started.
         """
         self._started = True
-        for name in names if hosts.is_first() else ():
+        if not hosts.is_first():
+            return
+        for name in names:
             try:
                 self._trackers[name] = TRACKERS[name](self.workdir.root, config)
             except Exception as error:  # of a library, or the user's code, either of which can raise anything
@@ -301,45 +315,47 @@ class MetricsLog:
         """Drop a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
         if not self.path.exists():
             return
-        rows = []
-        for line in self.path.read_text("utf-8", "replace").splitlines(keepends=True):
+        kept: list[str] = []
+        text = self.path.read_text("utf-8", "replace")
+        for line in text.splitlines(keepends=True):
             row = _parse_row(line)
-            if (
-                row is not None
-                and row["stage"] == stage
-                and row["step"] > step
-                and scalar in row
-            ):
+            if row is None:
+                # The last line may have been torn by an interruption.
+                if line.endswith("\n"):
+                    kept.append(line)
+                continue
+            is_later = row["stage"] == stage and row["step"] > step
+            if is_later and scalar in row:
                 self._known.add(_timeless(row))
-            elif row is not None or line.endswith("\n"):  # else an interruption tore it
-                rows.append(line.rstrip("\n") + "\n")
-        write_text(self.path, "".join(rows))
+            else:
+                line = line.rstrip("\n")
+                kept.append(f"{line}\n")
+        write_text(self.path, "".join(kept))
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         """Write one row, of several processes the first's."""
         if not hosts.is_first():
             return
         row = {"step": step, "stage": stage, **scalars}
+        line = to_json(row)
         try:
             with self.path.open("a") as file:
-                file.write(to_json(row) + "\n")
+                file.write(f"{line}\n")
         except OSError as error:
-            raise OSError(
-                error.errno, error.strerror, str(self.path)
-            ) from None  # what it says of a full disk has none
+            # The error of a full disk names no file.
+            path = str(self.path)
+            raise OSError(error.errno, error.strerror, path) from None
+
+        # Trackers take each row once.
         key = _timeless(row)
         if key in self._known:
             self._known.discard(key)
-        else:
-            self._track(
-                stage,
-                step,
-                {
-                    f"{stage}/{name}": x
-                    for name, x in scalars.items()
-                    if math.isfinite(x)
-                },
-            )
+            return
+        finite: dict[str, float] = {}
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                finite[f"{stage}/{name}"] = value
+        self._track(stage, step, finite)
 
     def report(
         self, names: Collection[str], config: dict[str, Any], figures: Mapping[str, float],
@@ -440,11 +456,14 @@ class Means:
 
     def add(self, metrics: dict[str, Any]) -> None:
         """Add a step's metrics, each a mean over `metrics["counts"]` of its name, or a single value."""
+        counts = metrics.get("counts", {})
         for name, value in metrics.items():
-            if name not in ("counts", "skipped_steps", "skipped_in_a_row"):
-                count = float(metrics.get("counts", {}).get(name, 1))
-                before = self.sums.get(name, [0.0, 0.0])
-                self.sums[name] = [before[0] + float(value) * count, before[1] + count]
+            if name in ("counts", "skipped_steps", "skipped_in_a_row"):
+                continue
+            count = float(counts.get(name, 1))
+            total_before, count_before = self.sums.get(name, [0.0, 0.0])
+            total = total_before + float(value) * count
+            self.sums[name] = [total, count_before + count]
 
     def take(self) -> dict[str, float]:
         """Return the means, 0 over nothing; then begin anew."""

@@ -75,11 +75,16 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
 
     def schedule(step: chex.Numeric) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        climb = jnp.minimum(step / max(warmup, 1), 1.0) if warmup else jnp.float32(1.0)
-        progress = jnp.clip((step - warmup) / span, 0.0, 1.0)
+        climb = jnp.float32(1.0)
+        if warmup:
+            climb = jnp.minimum(step / warmup, 1.0)
+        after_warmup = (step - warmup) / span
+        progress = jnp.clip(after_warmup, 0.0, 1.0)
         if config.schedule == "cosine":
-            progress = (1.0 - jnp.cos(jnp.pi * progress)) / 2
-        return config.learning_rate * climb * (1.0 - progress * (1.0 - final))
+            angle = jnp.pi * progress
+            progress = (1.0 - jnp.cos(angle)) / 2
+        decay = 1.0 - progress * (1.0 - final)
+        return config.learning_rate * climb * decay
 
     return schedule
 
@@ -107,13 +112,11 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             weight_decay_rate=config.weight_decay or None,
             weight_decay_mask=mask,
         )
-        descent = optax.chain(
-            scale, optax.scale_by_learning_rate(make_schedule(config), flip_sign=False)
-        )
+        rate = optax.scale_by_learning_rate(make_schedule(config), flip_sign=False)
+        descent = optax.chain(scale, rate)
     else:
-        descent = optax.adamw(
-            make_schedule(config), weight_decay=config.weight_decay, mask=mask
-        )
+        schedule = make_schedule(config)
+        descent = optax.adamw(schedule, weight_decay=config.weight_decay, mask=mask)
     if config.clip_norm is None:
         return descent
     return optax.chain(_clip(config.clip_norm), descent)
@@ -121,14 +124,17 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 def steps_taken(opt_state: chex.ArrayTree) -> jax.Array:
     """Count the steps, int32, that an optimizer of `make_optimizer` has taken, which its schedule goes by."""
-    return optax.tree.get_all_with_path(opt_state, "count")[0][1]
+    counts = optax.tree.get_all_with_path(opt_state, "count")
+    _, first = counts[0]
+    return first
 
 
 def _clip(most: float) -> optax.GradientTransformation:
     """Clip as `optax.clip_by_global_norm`, by one factor: XLA would keep all its quotients, a sixth more memory."""
 
     def clip(updates: chex.ArrayTree, params: chex.ArrayTree | None) -> chex.ArrayTree:
-        factor = jnp.minimum(1.0, most / optax.tree.norm(updates))
+        norm = optax.tree.norm(updates)
+        factor = jnp.minimum(1.0, most / norm)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
 
     return optax.stateless(clip)
@@ -148,11 +154,10 @@ def scale_rates(
     """
 
     def scale(updates: chex.ArrayTree, params: chex.ArrayTree | None) -> chex.ArrayTree:
-        return jax.tree.map(
-            lambda factor, part: jax.tree.map(lambda x: factor * x, part),
-            factors,
-            updates,
-        )
+        def scale_part(factor, part):
+            return jax.tree.map(lambda x: factor * x, part)
+
+        return jax.tree.map(scale_part, factors, updates)
 
     return optax.chain(optimizer, optax.stateless(scale))
 

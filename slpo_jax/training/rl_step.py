@@ -57,19 +57,16 @@ def make_rollout(
         trajectories, rewards_BG = roll_out(
             policy, params, batch, reward, group, key, unjudged
         )
-        behaviour = (
-            objective.behaviour(policy, params, batch, trajectories)
-            if objective.needs_behaviour
-            else None
-        )
-        start = (
-            objective.reference(policy, before, batch, trajectories)
-            if objective.needs_reference
-            else None
-        )
-        return dataclasses.replace(
+        behaviour = None
+        if objective.needs_behaviour:
+            behaviour = objective.behaviour(policy, params, batch, trajectories)
+        start = None
+        if objective.needs_reference:
+            start = objective.reference(policy, before, batch, trajectories)
+        trajectories = dataclasses.replace(
             trajectories, behaviour=behaviour, reference=start
-        ), rewards_BG
+        )
+        return trajectories, rewards_BG
 
     return make_sampling(one, layout, stream, micro_batches)
 
@@ -87,8 +84,10 @@ def select_informative(*rolled: Rolled) -> Rolled:
     whole = jax.tree.map(lambda *x: jnp.concatenate(x), *padded)
     batch, _, _ = rolled[0]
     _, _, rewards_BG = whole
-    mixed_first = jnp.argsort(~are_mixed(rewards_BG), stable=True)
-    return _take_groups(whole, mixed_first[: len(batch.draws)])
+    mixed_B = are_mixed(rewards_BG)
+    mixed_first = jnp.argsort(~mixed_B, stable=True)
+    size = len(batch.draws)
+    return _take_groups(whole, mixed_first[:size])
 
 
 def cycle_informative(rolled: Rolled) -> Rolled:
@@ -96,17 +95,21 @@ def cycle_informative(rolled: Rolled) -> Rolled:
     _, _, rewards_BG = rolled
     mixed_B = are_mixed(rewards_BG)
     mixed_first = jnp.argsort(~mixed_B, stable=True)
-    return _take_groups(rolled, mixed_first[jnp.arange(mixed_B.size) % mixed_B.sum()])
+    numbers = jnp.arange(mixed_B.size) % mixed_B.sum()
+    return _take_groups(rolled, mixed_first[numbers])
 
 
 def _take_groups(rolled: Rolled, places: jax.Array) -> Rolled:
     """Take the prompts at these places, each with all of its rollouts."""
-    prompts = rolled[2].shape[0]
+    _, _, rewards_BG = rolled
+    prompts = len(rewards_BG)
 
     def take(x):
-        copies = x.shape[0] // prompts
-        groups = x.reshape(prompts, copies, *x.shape[1:])[places]
-        return groups.reshape(len(places) * copies, *x.shape[1:])
+        rows, *shape = x.shape
+        copies = rows // prompts
+        groups = x.reshape(prompts, copies, *shape)
+        taken = groups[places]
+        return taken.reshape(len(places) * copies, *shape)
 
     return jax.tree.map(take, _pad_prompts(rolled, 0))
 
@@ -114,10 +117,16 @@ def _take_groups(rolled: Rolled, places: jax.Array) -> Rolled:
 def _pad_prompts(rolled: Rolled, slots: int) -> Rolled:
     """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
     batch, trajectories, rewards_BG = rolled
-    more = max(slots - batch.prompts.tokens.shape[1], 0)
+    _, own_slots = batch.prompts.tokens.shape
+    more = max(slots - own_slots, 0)
+
+    def pad(x):
+        return jnp.pad(x, ((0, 0), (more, 0)))
+
     apart = dataclasses.replace(batch.prompts, packed_slots=0)
-    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), apart)
-    return dataclasses.replace(batch, prompts=wide), trajectories, rewards_BG
+    wide = jax.tree.map(pad, apart)
+    batch = dataclasses.replace(batch, prompts=wide)
+    return batch, trajectories, rewards_BG
 
 
 def make_filtered_step(
@@ -142,14 +151,18 @@ def make_filtered_step(
     """
     rows = NamedSharding(layout.mesh, ROWS)
     everywhere = NamedSharding(layout.mesh, EVERYWHERE)
-    sum_metrics = jax.jit(
-        lambda rolled: rollout_sums(policy, *rolled[1:]), out_shardings=everywhere
-    )
+
+    def sums_of(rolled: Rolled):
+        _, trajectories, rewards_BG = rolled
+        return rollout_sums(policy, trajectories, rewards_BG)
+
+    def take_no_step(state: TrainState):
+        return dataclasses.replace(state, step=state.step + 1)
+
+    sum_metrics = jax.jit(sums_of, out_shardings=everywhere)
     select = jax.jit(select_informative, out_shardings=rows)
     cycle = jax.jit(cycle_informative, out_shardings=rows)
-    skip = jax.jit(
-        lambda state: dataclasses.replace(state, step=state.step + 1), donate_argnums=0
-    )
+    skip = jax.jit(take_no_step, donate_argnums=0)
 
     def step(state: TrainState, batch):
         # Roll out until the step's batch is full of mixed groups, or no further batch may be drawn.

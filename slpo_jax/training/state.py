@@ -53,9 +53,12 @@ class TrainState:
 
 def in_slices(batch: Any, slices: int) -> Any:
     """Cut arrays [B, ..] into [slices, B/slices, ..]; some may have no entries, as references that no device reads."""
-    return jax.tree.map(
-        lambda x: x.reshape(slices, x.shape[0] // slices, *x.shape[1:]), batch
-    )
+
+    def cut(x):
+        rows, *shape = x.shape
+        return x.reshape(slices, rows // slices, *shape)
+
+    return jax.tree.map(cut, batch)
 
 
 def by_slices(function: Callable[[Any], Any], batch: Any, slices: int) -> Any:
@@ -63,9 +66,12 @@ def by_slices(function: Callable[[Any], Any], batch: Any, slices: int) -> Any:
     if slices == 1:
         return function(batch)
     results = jax.lax.map(function, in_slices(batch, slices))
-    return jax.tree.map(
-        lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), results
-    )
+
+    def join(x):
+        _, rows, *shape = x.shape
+        return x.reshape(slices * rows, *shape)
+
+    return jax.tree.map(join, results)
 
 
 def slice_of(batch: Any, number: jax.Array, slices: int) -> Any:
@@ -73,13 +79,14 @@ def slice_of(batch: Any, number: jax.Array, slices: int) -> Any:
 
     On however many devices the rows are, these are the same prompts, and equally many on each.
     """
-    rows = min(x.shape[0] for x in jax.tree.leaves(batch))
+    prompts = min(x.shape[0] for x in jax.tree.leaves(batch))
 
     def cut(x):
-        groups = x.reshape(rows // slices, slices, x.shape[0] // rows, *x.shape[1:])
-        return jnp.take(groups, number, axis=1).reshape(
-            x.shape[0] // slices, *x.shape[1:]
-        )
+        rows, *shape = x.shape
+        group = rows // prompts
+        by_slice = x.reshape(prompts // slices, slices, group, *shape)
+        taken = jnp.take(by_slice, number, axis=1)
+        return taken.reshape(rows // slices, *shape)
 
     return jax.tree.map(cut, batch)
 
@@ -88,7 +95,8 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
     """Make (trained, frozen, batch, key) -> (gradients of the summed loss, metrics), over micro-batches and devices."""
 
     def gradients(trained, frozen, batch, key):
-        specs = layout.specs(trained), layout.specs(frozen)
+        trained_specs = layout.specs(trained)
+        specs = (trained_specs, layout.specs(frozen))
 
         @jax.jit  # micro-batches ask for its shapes first, and are not to trace it twice
         def of_batch(trained, frozen, batch, key):
@@ -104,28 +112,32 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
                 return of_batch(trained, frozen, batch, key)
 
             def add(sums, batch):
-                return jax.tree.map(jnp.add, sums, one(batch)), None
+                sums = jax.tree.map(jnp.add, sums, one(batch))
+                return sums, None
 
             # Micro-batches one after the other, whose gradients and metrics are sums.
             if micro_batches == 1:
                 grads, sums = one(batch)
             else:
                 batches = in_slices(batch, micro_batches)
-                shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], batches))
+                first = jax.tree.map(lambda x: x[0], batches)
+                shapes = jax.eval_shape(one, first)
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
                 (grads, sums), _ = jax.lax.scan(add, zeros, batches)
 
             # Then the sum over devices.
-            return psum_scatter_grads(grads, specs[0]), psum_all(sums)
+            grads = psum_scatter_grads(grads, trained_specs)
+            return grads, psum_all(sums)
 
         # check_vma would sum the gradients of replicated parameters by itself; here the sums are in plain sight.
-        return jax.shard_map(
+        everywhere = jax.shard_map(
             local,
             mesh=layout.mesh,
             in_specs=(*specs, ROWS, EVERYWHERE),
-            out_specs=(specs[0], EVERYWHERE),
+            out_specs=(trained_specs, EVERYWHERE),
             check_vma=False,
-        )(trained, frozen, batch, key)
+        )
+        return everywhere(trained, frozen, batch, key)
 
     return gradients
 
@@ -138,16 +150,23 @@ def _update(
     optimizer, grads: Params, part: Params, opt_state: Any, finite: jax.Array
 ) -> tuple[Params, Any]:
     """Return (parameters, the optimizer's state) after an update; as they were where that is not finite."""
+
+    def next_state(old):
+        _, new = optimizer.update(grads, old, part)
+        return new
+
     changes, new_state = optimizer.update(grads, opt_state, part)
-    new_part = _where(finite, optax.apply_updates(part, changes), part)
+    changed = optax.apply_updates(part, changes)
+    new_part = _where(finite, changed, part)
     new_state = xla_cpu.recompute_after(
         new_part,
         finite,
-        lambda old: optimizer.update(grads, old, part)[1],
+        next_state,
         opt_state,
         new_state,
     )
-    return new_part, _where(finite, new_state, opt_state)
+    new_state = _where(finite, new_state, opt_state)
+    return new_part, new_state
 
 
 def init_state(
@@ -172,11 +191,12 @@ def init_state(
 
 def copy_params(params: Params, layout: Layout) -> Params:
     """Copy parameters, laid out as a state's, to buffers that no step gives away."""
-    copy = jax.jit(
-        lambda tree: jax.tree.map(jnp.copy, tree),
-        out_shardings=layout.shardings(layout.specs(params)),
-    )
-    return copy(params)
+
+    def copy(tree):
+        return jax.tree.map(jnp.copy, tree)
+
+    shardings = layout.shardings(layout.specs(params))
+    return jax.jit(copy, out_shardings=shardings)(params)
 
 
 def init_optimizer(
@@ -184,10 +204,12 @@ def init_optimizer(
 ) -> Any:
     """Make the optimizer's state before its first step, laid out over the devices."""
     if not layout.is_sharded:
-        return replicate(optimizer.init(trained), layout.mesh)
+        opt_state = optimizer.init(trained)
+        return replicate(opt_state, layout.mesh)
     shapes = jax.eval_shape(optimizer.init, trained)
     specs = layout.state_specs(optimizer, trained, shapes)
-    return jax.jit(optimizer.init, out_shardings=layout.shardings(specs))(trained)
+    shardings = layout.shardings(specs)
+    return jax.jit(optimizer.init, out_shardings=shardings)(trained)
 
 
 def make_train_step(
@@ -228,15 +250,18 @@ def make_train_step(
 
         # Metrics are means, beside what each is over.
         metrics: dict[str, Any] = {}
+        counts: dict[str, jax.Array] = {}
         for name, (value, count) in sums.items():
             metrics[name] = value / jnp.maximum(count, 1)
-        metrics["counts"] = {name: count for name, (_, count) in sums.items()}
+            counts[name] = count
+        metrics["counts"] = counts
         metrics["grad_norm"] = optax.tree.norm(grads)
         if schedule is not None:
             metrics["learning_rate"] = schedule(steps_taken(opt_state))
 
         # What is not finite changes nothing.
-        finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
+        finite = jnp.isfinite(metrics["grad_norm"])
+        finite &= jnp.isfinite(metrics["loss"])
         part, opt_state = _update(optimizer, grads, part, opt_state, finite)
         part = layout.pin(part, layout.specs(part))
         state_specs = layout.state_specs(optimizer, part, opt_state)
@@ -249,16 +274,18 @@ def make_train_step(
         # Parts that are only carried along are not read.
         key = noise.stream_key(state.key, stream, state.step)
         part = {name: state.params[name] for name in trained}
-        unread = (*trained, *CARRIED)
-        frozen = {name: x for name, x in state.params.items() if name not in unread}
+        frozen: Params = {}
+        for name, x in state.params.items():
+            if name not in trained and name not in CARRIED:
+                frozen[name] = x
         part, opt_state, metrics, finite = take(
             part, state.opt_state, frozen, batch, key
         )
 
         # Steps that changed nothing, all of them and those in a row.
-        skipped = jnp.where(
-            finite, state.skipped * jnp.array([1, 0]), state.skipped + 1
-        )
+        none_in_a_row = state.skipped * jnp.array([1, 0])
+        one_more = state.skipped + 1
+        skipped = jnp.where(finite, none_in_a_row, one_more)
         metrics["skipped_steps"], metrics["skipped_in_a_row"] = skipped
         state = dataclasses.replace(
             state,
@@ -287,9 +314,10 @@ def _repeat(update: Callable, updates: int, slices: int) -> Callable:
             )
             return (part, opt_state), (metrics, finite)
 
-        (part, opt_state), (metrics, finite) = jax.lax.scan(
-            one, (part, opt_state), jnp.arange(updates)
-        )
+        carry = (part, opt_state)
+        numbers = jnp.arange(updates)
+        carry, (metrics, finite) = jax.lax.scan(one, carry, numbers)
+        part, opt_state = carry
         means = jax.tree.map(lambda x: x.mean(axis=0), metrics)
         return part, opt_state, means, finite.all()
 

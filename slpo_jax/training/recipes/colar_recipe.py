@@ -98,13 +98,16 @@ def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
 def pool(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
     """Return the inputs [B, S, D]: sums of embeddings by the root of their number, to which a chunk's adds 1e-5."""
     sizes_BS1 = batch.sizes[..., None]
-    used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
+    *_, most = batch.ids.shape
+    places_R = jnp.arange(most)
+    used_BSR = places_R < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
     summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
     is_chunk_BS1 = batch.chunks[..., None]
     root_BS1 = jnp.sqrt(sizes_BS1) + 1e-5
     divisor_BS1 = jnp.where(is_chunk_BS1, root_BS1, 1)
-    return (summed_BSD / divisor_BS1).astype(embedded_BSRD.dtype)
+    inputs_BSD = summed_BSD / divisor_BS1
+    return inputs_BSD.astype(embedded_BSRD.dtype)
 
 
 def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, key):
@@ -122,10 +125,11 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
     first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)
     inputs_BSD = vectors(policy, params, batch)
+    positions_BS = batch.prompts.lengths[:, None] + slots_S[None]
     hidden_BSD, _ = reasoner.forward(
         params,
         inputs_BSD,
-        batch.prompts.lengths[:, None] + slots_S[None],
+        positions_BS,
         batch.sizes > 0,
         prefix=prefix,
         dropout=noise.answer_dropout(keys_B, slots_S, rate, "all"),
@@ -140,23 +144,30 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     wrong_BL = (likeliest_BL != batch.targets) & mask_BL
     rows = jnp.float32(batch.draws.shape[0])
     if batch.predicted is None:
-        right = jnp.sum(~wrong_BL.any(axis=1))
-        return words, {"accuracy": (right, rows), "loss": (words, rows)}, None
+        right_B = ~wrong_BL.any(axis=1)
+        sums = {"accuracy": (right_B.sum(), rows), "loss": (words, rows)}
+        return words, sums, None
     # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
-    chunks_left_BS = jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1]
-    wrong_BL &= jnp.pad(chunks_left_BS == 0, ((0, 0), (1, 0)))
+    backwards_BS = batch.chunks[:, ::-1]
+    chunks_left_BS = jnp.cumsum(backwards_BS, axis=1)[:, ::-1]
+    is_behind_BS = chunks_left_BS == 0
+    wrong_BL &= jnp.pad(is_behind_BS, ((0, 0), (1, 0)))
+    right_B = ~wrong_BL.any(axis=1)
     # The head's draw at each slot is drawn towards the next slot's input, in the latents' unit.
     assert reasoner.law is not None
     law = reasoner.law(params, hidden_BSD)
-    next_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1))
+    next_BSD = jnp.roll(inputs_BSD, -1, axis=1)
+    next_BSD = jax.lax.stop_gradient(next_BSD)
     aims_BSD = next_BSD.astype(jnp.float32) / reasoner.unit
-    noise_BSD = standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
+    keys_BS = noise.draw_keys(keys_B, slots_S)
+    noise_BSD = standard_normal(keys_BS, law.mean)
     sample_BSD = law.mean + law.std * noise_BSD
-    error_BS = jnp.square(sample_BSD - aims_BSD).mean(axis=-1)
+    squares_BSD = jnp.square(sample_BSD - aims_BSD)
+    error_BS = squares_BSD.mean(axis=-1)
     latent = jnp.sum(error_BS * batch.predicted)
     total = words + latent
     metrics = {
-        "answered": (jnp.sum(~wrong_BL.any(axis=1)), rows),
+        "answered": (right_B.sum(), rows),
         "said": (words, rows),
         "latent": (latent, rows),
         "loss": (total, rows),
@@ -205,13 +216,19 @@ def chunk_recipe(
 
     def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Return positions; slots, at speed 1; tokens of one, at the highest."""
-        split, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
+        split = cut
+        highest = most
+        if phase.name == COT:
+            split = chunks_of
+            highest = 1
         sizes = list[Needs]()
         texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
         for prompt, steps, answer in texts:
             size = len(split(steps, 1)) + 1 + len(answer) + 1
-            longest = max(map(len, split(steps, highest)), default=1)
-            sizes.append((len(prompt) - 1 + size, size, longest))
+            positions = len(prompt) - 1 + size
+            chunks = split(steps, highest)
+            longest = max(map(len, chunks), default=1)
+            sizes.append((positions, size, longest))
         return sizes
 
     def rows(draw: Draw) -> ChunkBatch:
@@ -227,12 +244,16 @@ def chunk_recipe(
         else:
             rng = draw.rng(noise.Stream.SPEED)
             speed = int(rng.integers(1, most, endpoint=True))
-        thoughts = [split(problems.steps[i], speed) for i in indices]
-        answers = [problems.answers[i] for i in indices]
-        questions = [problems.problems[i].question for i in indices]
+        pairs: list[tuple[list[Ids], Ids]] = []
+        questions: list[str] = []
+        longest = 0
+        for index in indices:
+            thought = split(problems.steps[index], speed)
+            answer = problems.answers[index]
+            pairs.append((thought, answer))
+            questions.append(problems.problems[index].question)
+            longest = max(longest, len(thought) + 2 + len(answer))
         prompt_ids = at_speed(template, speed).prompts(questions)
-        pairs = list(zip(thoughts, answers, strict=True))
-        longest = max(len(thought) + 2 + len(answer) for thought, answer in pairs)
         # Fill a row's slots: the mark, the thought's chunks, the mark, the answer.
         count = len(indices)
         slots = draw.fit(longest)
@@ -251,11 +272,11 @@ def chunk_recipe(
                 sizes[row, slot] = size
             # Of each chunk one token, drawn at random, is the target.
             label = [tokens[labels.integers(len(tokens))] for tokens in thought]
-            texts.append(
-                [template.pad_id, mark, *label, mark, *answer, template.eos_id]
-            )
-            chunks[row, 1 : 1 + len(thought)] = True
-            predicted[row, : 1 + len(thought)] = 1.0
+            text = [template.pad_id, mark, *label, mark, *answer, template.eos_id]
+            texts.append(text)
+            end = 1 + len(thought)
+            chunks[row, 1:end] = True
+            predicted[row, :end] = 1.0
         # Weights add up to the number of rows, see `ChunkBatch`.
         _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
         weights = weights * (count / weights.sum())
@@ -302,7 +323,9 @@ class StepPerLatent(RecipeSettings):
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
     width = policy.reasoner.width
-    return {PROJECTOR: StepProjector(width).init(key, jnp.zeros((1, width)))["params"]}
+    example = jnp.zeros((1, width))
+    variables = StepProjector(width).init(key, example)
+    return {PROJECTOR: variables["params"]}
 
 
 def _project(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
@@ -311,9 +334,12 @@ def _project(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
     reasoner = policy.reasoner
     if batch.predicted is None:
         return words_BSD
-    codes_ND = jax.lax.stop_gradient(words_BSD.reshape(-1, reasoner.width))
+    words_ND = words_BSD.reshape(-1, reasoner.width)
+    codes_ND = jax.lax.stop_gradient(words_ND)
     variables = {"params": params[PROJECTOR]}
-    latents_ND: Any = StepProjector(reasoner.width).apply(variables, codes_ND)
-    scaled_ND = (reasoner.unit * latents_ND).astype(words_BSD.dtype)
+    projector = StepProjector(reasoner.width)
+    latents_ND: Any = projector.apply(variables, codes_ND)
+    scaled_ND = reasoner.unit * latents_ND
+    scaled_ND = scaled_ND.astype(words_BSD.dtype)
     latents_BSD = scaled_ND.reshape(words_BSD.shape)
     return jnp.where(batch.chunks[..., None], latents_BSD, words_BSD)

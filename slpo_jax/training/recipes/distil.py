@@ -10,7 +10,6 @@ both its loss and its states, where that has two, which differ in their dropout.
 
 import dataclasses
 import functools
-from itertools import chain
 from typing import Any, ClassVar
 
 import jax
@@ -69,12 +68,14 @@ def distillation(student_BMD: jax.Array, teacher_BMD: jax.Array) -> jax.Array:
     Returns:
         float32 [B].
     """
-    teacher_BMD = jax.lax.stop_gradient(teacher_BMD).astype(jnp.float32)
+    teacher_BMD = jax.lax.stop_gradient(teacher_BMD)
+    teacher_BMD = teacher_BMD.astype(jnp.float32)
     student_BMD = student_BMD.astype(jnp.float32)
     distance_BMD = optax.losses.huber_loss(student_BMD, teacher_BMD, delta=1.0)
     distance_BM = distance_BMD.mean(axis=-1)
     spread_BM = jnp.std(teacher_BMD, axis=-1, ddof=1)
-    return (distance_BM / spread_BM).mean(axis=-1)
+    relative_BM = distance_BM / spread_BM
+    return relative_BM.mean(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,22 +129,29 @@ class Distillation(RecipeSettings):
         sizes = list[Needs]()
         student = curriculum.needs(problems, phase)
         for size, (positions, answer) in zip(teacher, student, strict=True):
-            sizes.append((max(size, positions), size, in_fours(answer)))
+            most_positions = max(size, positions)
+            sizes.append((most_positions, size, in_fours(answer)))
         return sizes
 
     def rows(self, draw: Draw) -> DistilBatch:
         """Make the rows of one step."""
         problems = draw.problems
         indices = draw.indices
-        pairs = [self._text(problems, index) for index in indices]
-        texts = [text for text, _ in pairs]
-        questions_B = np.array([question for _, question in pairs])
+        texts: list[Ids] = []
+        questions: list[int] = []
+        for index in indices:
+            ids, question = self._text(problems, index)
+            texts.append(ids)
+            questions.append(question)
         text = draw.suffixes(texts)
         valid = text.weights > 0
         # The teacher learns what follows the question.
-        targets_L = np.arange(1, text.tokens.shape[1] + 1)
+        _, slots = text.tokens.shape
+        targets_L = np.arange(1, slots + 1)
+        questions_B = np.array(questions)
         is_question_BL = targets_L < questions_B[:, None]
-        weights_BL = np.where(is_question_BL, 0.0, text.weights).astype(np.float32)
+        weights_BL = np.where(is_question_BL, 0.0, text.weights)
+        weights_BL = weights_BL.astype(np.float32)
         text = _scale(text._replace(weights=weights_BL))
         # The distilled position lies in the answer, with which a text ends before its eos.
         offsets = list[int]()
@@ -152,13 +160,15 @@ class Distillation(RecipeSettings):
             ids = problems.answers[index]
             answer = problems.problems[index].answer
             offset = self.position(problems.template, ids, answer)
+            begin = len(row) - 1 - len(ids)
             offsets.append(offset)
-            places.append(len(row) - 1 - len(ids) + offset)
+            places.append(begin + offset)
         batch = DistilBatch(draw.draws, text, valid, np.array(places, np.int32))
         if draw.phase.dropped == 0:
             return batch
         # The student has its question and its answer, which have one bucket.
-        answer_draw = dataclasses.replace(draw, slots=((draw.slots[1],),))
+        _, answer_slots = draw.slots
+        answer_draw = dataclasses.replace(draw, slots=((answer_slots,),))
         student = curriculum.imitation_batch(answer_draw)
         suffix = _scale(student.suffix)
         # A stop weighs as much as a token of an answer.
@@ -212,7 +222,8 @@ class Distillation(RecipeSettings):
         student = of_words + of_stops
         # Its states at the distilled position are drawn towards the teacher's.
         distance = distillation(student_BMD, teacher_BMD).sum()
-        loss = student + self.teacher_factor * teacher + self.distil_factor * distance
+        loss = student + self.teacher_factor * teacher
+        loss += self.distil_factor * distance
         parts = {
             "loss": (loss, rows),
             "student": (student, rows),
@@ -224,32 +235,45 @@ class Distillation(RecipeSettings):
     def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
         """Write a problem as the teacher does, eos included; return it and the length of the question in it."""
         question = problems.prompts[index][:-1]
-        steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]
-        text = [*question, *chain.from_iterable(steps), *problems.answers[index]]
-        return [*text, problems.template.eos_id], len(question)
+        steps = problems.steps[index]
+        if not self.last_step:
+            steps = steps[:-1]
+        text = list(question)
+        for step in steps:
+            text += step
+        text += problems.answers[index]
+        text.append(problems.template.eos_id)
+        return text, len(question)
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Choose problems as `recipe.usable`, without negative answers: published CODI is not trained on them."""
-    indices = recipe.usable(problems, max_tokens)
-    return [i for i in indices if not problems.problems[i].answer.startswith("-")]
+    indices: list[int] = []
+    for index in recipe.usable(problems, max_tokens):
+        answer = problems.problems[index].answer
+        if not answer.startswith("-"):
+            indices.append(index)
+    return indices
 
 
 def _scale(rows: SuffixBatch) -> SuffixBatch:
     """Scale weights so that they add up to the number of rows."""
-    factor = np.float32(len(rows.weights) / rows.weights.sum())
+    total = rows.weights.sum()
+    factor = np.float32(len(rows.weights) / total)
     return rows._replace(weights=rows.weights * factor)
 
 
 def teach(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
     """Return the written text's cross-entropy, summed with its weights, and the levels [B, M, D] at the position."""
-    slots_L = jnp.arange(batch.text.tokens.shape[1])
+    rows, slots = batch.text.tokens.shape
+    slots_L = jnp.arange(slots)
     # Other noise than the student's: its positions have the same numbers.
-    keys_B = noise.row_keys(key, batch.draws, jnp.ones_like(batch.draws))
+    ones_B = jnp.ones_like(batch.draws)
+    keys_B = noise.row_keys(key, batch.draws, ones_B)
     hidden_BLD, _, levels_BMD = reasoner.trace(
         params,
         reasoner.embed(params, batch.text.tokens),
-        jnp.broadcast_to(slots_L, batch.text.tokens.shape),
+        jnp.broadcast_to(slots_L, (rows, slots)),
         batch.valid,
         at_B=batch.at,
         dropout=noise.answer_dropout(keys_B, slots_L, dropout_rate, "all"),

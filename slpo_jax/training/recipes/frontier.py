@@ -53,8 +53,10 @@ class Frontier(RecipeSettings):
 
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
             # Questions of another kind are refused before any training.
+            bar, mark = _find_signs(problems)
+            rng = np.random.default_rng(0)
             for prompt in problems.prompts:
-                shuffle(prompt, *_find_signs(problems), np.random.default_rng(0))
+                shuffle(prompt, bar, mark, rng)
             return curriculum.phases(published, max_latents)
 
         def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
@@ -98,20 +100,25 @@ def shuffle(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
     """
     # Find the edges before the mark, each of two nodes with a bar behind, but for the last.
     end = prompt.index(mark) if mark in prompt else 0
-    begin = end - 3 * prompt[:end].count(bar) - 2
+    bars = prompt[:end].count(bar)
+    begin = end - 3 * bars - 2
     edges = None
     if 0 <= begin < end and len(prompt) > end + 2:
-        edges = np.array([*prompt[begin:end], bar]).reshape(-1, 3)
+        ids = [*prompt[begin:end], bar]
+        edges = np.array(ids).reshape(-1, 3)
     if edges is None or (edges[:, 2] != bar).any():
         raise UserError(
             "config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for"
         )
     # Put them in another order, and the two nodes that are asked about in either one.
-    ids = rng.permutation(edges).reshape(-1)[:-1].tolist()
-    ends = prompt[end + 1 : end + 3]
+    shuffled = rng.permutation(edges).reshape(-1)
+    *ids, _ = shuffled.tolist()
+    one, other = prompt[end + 1 : end + 3]
     if rng.random() >= 0.5:
-        ends = ends[::-1]
-    return [*prompt[:begin], *ids, mark, *ends, *prompt[end + 3 :]]
+        one, other = other, one
+    before = prompt[:begin]
+    after = prompt[end + 3 :]
+    return [*before, *ids, mark, one, other, *after]
 
 
 def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
@@ -126,18 +133,24 @@ def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
         stage = settings.max_latent_stage
     stages_B = np.minimum(steps_B, stage)
     # Some rows are at any stage up to their own.
-    draws_2B = rng.random((2, len(indices)))
-    any_stage_B = np.floor(draws_2B[1] * (stages_B + 1)).astype(int)
-    stages_B = np.where(draws_2B[0] < settings.mix, any_stage_B, stages_B)
+    kind_B, stage_B = rng.random((2, len(indices)))
+    any_stage_B = np.floor(stage_B * (stages_B + 1)).astype(int)
+    stages_B = np.where(kind_B < settings.mix, any_stage_B, stages_B)
     # Shuffle each question's edges and ends.
-    signs = _find_signs(problems)
-    again = [shuffle(problems.prompts[i], *signs, rng) for i in indices]
-    suffix = draw.suffixes([problems.suffix(i, None) for i in indices])
+    bar, mark = _find_signs(problems)
+    again: list[Ids] = []
+    suffixes: list[Ids] = []
+    for index in indices:
+        again.append(shuffle(problems.prompts[index], bar, mark, rng))
+        suffixes.append(problems.suffix(index, None))
+    suffix = draw.suffixes(suffixes)
     # A row that has no step left answers; the others say a node of the next step.
     answers_B = stages_B == steps_B
     nodes_B = np.full(len(indices), problems.template.pad_id, np.int32)
     for row, index in enumerate(indices):
-        nodes = () if answers_B[row] else problems.steps[index][stages_B[row]]
+        if answers_B[row]:
+            continue
+        nodes = problems.steps[index][stages_B[row]]
         if nodes:
             nodes_B[row] = rng.choice(nodes)
     return FrontierBatch(
@@ -158,9 +171,8 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     """
     params = policy.reasoner.stack(params)
     open_ended = policy.with_config(closing_ids=())  # so it keeps the last state
-    inputs, thought = curriculum.after_latents(
-        open_ended, params, batch, noise.row_keys(key, batch.draws)
-    )
+    keys_B = noise.row_keys(key, batch.draws)
+    inputs, thought = curriculum.after_latents(open_ended, params, batch, keys_B)
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     suffix: Any = batch.suffix
     # A row says a node at the slot before its suffix, or else the suffix itself.

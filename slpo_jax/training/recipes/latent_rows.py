@@ -52,7 +52,8 @@ class Row(NamedTuple):
     @property
     def positions(self) -> int:
         """The number of positions."""
-        return 1 + max(cell.position for cell in self.cells)
+        last = max(cell.position for cell in self.cells)
+        return last + 1
 
 
 def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
@@ -76,18 +77,20 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
 
 def seen_by(text: Slots) -> jax.Array:
     """Mark the visible slots, bool [B, L, L]: a span's token sees its span and its latent, others see no span."""
-    query = text.spans[:, :, None]
-    key = text.spans[:, None]
-    is_same_span = query == key
-    is_in_span = query > 0
-    is_own_latent = query == text.latents[:, None]
-    return is_same_span | (is_in_span & is_own_latent)
+    span_BL1 = text.spans[:, :, None]
+    span_B1L = text.spans[:, None]
+    latent_B1L = text.latents[:, None]
+    is_same_span = span_BL1 == span_B1L
+    is_own_latent = (span_BL1 > 0) & (span_BL1 == latent_B1L)
+    return is_same_span | is_own_latent
 
 
 def seen_by_encoder(read: Slots) -> jax.Array:
     """Mark the encoder's visible slots, bool [B, L, L]: a compress token is seen by itself alone."""
-    itself = jnp.eye(read.latents.shape[1], dtype=bool)[None]
-    return (read.latents[:, None] == 0) | itself
+    _, slots = read.latents.shape
+    is_itself_LL = jnp.eye(slots, dtype=bool)
+    is_token_BL = read.latents == 0
+    return is_token_BL[:, None] | is_itself_LL
 
 
 def take_before_latents(
@@ -98,10 +101,11 @@ def take_before_latents(
     A row with fewer than `most` latents has anything in the places of those that it lacks.
     """
     numbers_N = jnp.arange(1, most + 1)
-    is_latent_BNL = slots.latents[:, None] == numbers_N[None, :, None]
+    latents_B1L = slots.latents[:, None]
+    is_latent_BNL = latents_B1L == numbers_N[:, None]
     at_BN = jnp.argmax(is_latent_BNL, axis=-1) - before
-    at_BN1 = jnp.maximum(at_BN, 0)[..., None]
-    return jnp.take_along_axis(x_BLD, at_BN1, axis=1)
+    at_BN = jnp.maximum(at_BN, 0)
+    return jnp.take_along_axis(x_BLD, at_BN[..., None], axis=1)
 
 
 def pad(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
@@ -114,7 +118,8 @@ def pad(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
     weights_BL = np.zeros(shape_BL, np.float32)
     for b, row in enumerate(rows):
         length = len(row.cells)
-        tokens, positions, latents, spans = np.array(row.cells, np.int32).T
+        cells_L4 = np.array(row.cells, np.int32)
+        tokens, positions, latents, spans = cells_L4.T
         tokens_BL[b, :length] = tokens
         # The last token is a target alone, and is not fed.
         positions_BL[b, : length - 1] = positions[:-1]

@@ -90,21 +90,25 @@ def perturb(
     """
 
     def draw(number):
-        gumbel_NM = jax.random.gumbel(jax.random.fold_in(key, number), q_NM.shape)
-        logits_NM = jnp.log(q_NM + LEAST) + jnp.clip(gumbel_NM, -1.5, 3.0)
+        draw_key = jax.random.fold_in(key, number)
+        gumbel_NM = jax.random.gumbel(draw_key, q_NM.shape)
+        clipped_NM = jnp.clip(gumbel_NM, -1.5, 3.0)
+        logits_NM = jnp.log(q_NM + LEAST) + clipped_NM
         return jax.nn.softmax(logits_NM, axis=-1)
 
     def closes(state):
         number, drawn_NM = state
-        places_N1 = drawn_NM.argmax(axis=-1)[:, None]
-        likeliest_N = jnp.take_along_axis(ids_NM, places_N1, axis=-1)[:, 0]
-        return (number < MOST_DRAWS) & jnp.any((likeliest_N == closing) & mask_N)
+        places_N = drawn_NM.argmax(axis=-1)
+        likeliest_N1 = jnp.take_along_axis(ids_NM, places_N[:, None], axis=-1)
+        closes_N = (likeliest_N1[:, 0] == closing) & mask_N
+        return (number < MOST_DRAWS) & closes_N.any()
 
     def draw_again(state):
         number, _ = state
         return number + 1, draw(number)
 
-    _, drawn_NM = jax.lax.while_loop(closes, draw_again, (1, draw(0)))
+    first = (1, draw(0))
+    _, drawn_NM = jax.lax.while_loop(closes, draw_again, first)
     return drawn_NM
 
 
@@ -115,7 +119,8 @@ def divergence(
     log_p_BNV = jax.nn.log_softmax(logits_BNV, axis=-1)
     log_p_BNM = jnp.take_along_axis(log_p_BNV, ids_BNM, axis=-1)
     log_q_BNM = jnp.log(jnp.maximum(q_BNM, 1e-12))
-    return jnp.sum(q_BNM * (log_q_BNM - log_p_BNM), axis=-1)
+    terms_BNM = q_BNM * (log_q_BNM - log_p_BNM)
+    return terms_BNM.sum(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,18 +182,17 @@ class LatentSft(RecipeSettings):
                     trains=trains,
                 )
 
+            rate = self.final_learning_rate
+            both = reasoner_parts + encoder_parts
             final = phase("final", settings.final_steps, reasoner_parts)
-            plan = consecutive(
-                [
-                    phase("cot", settings.cot_steps, reasoner_parts),
-                    phase("encoder", settings.stage_steps, encoder_parts),
-                    phase("reasoner", settings.stage_steps, reasoner_parts),
-                    phase(
-                        "union", settings.stage_steps, reasoner_parts + encoder_parts
-                    ),
-                    dataclasses.replace(final, learning_rate=self.final_learning_rate),
-                ]
-            )
+            in_order = [
+                phase("cot", settings.cot_steps, reasoner_parts),
+                phase("encoder", settings.stage_steps, encoder_parts),
+                phase("reasoner", settings.stage_steps, reasoner_parts),
+                phase("union", settings.stage_steps, both),
+                dataclasses.replace(final, learning_rate=rate),
+            ]
+            plan = consecutive(in_order)
             # After CoT-SFT the encoder begins as a copy of what the reasoner has become.
             if len(plan) > 1 and plan[0].name == "cot":
                 plan[1] = dataclasses.replace(plan[1], copies=copies)
@@ -231,8 +235,9 @@ class LatentSft(RecipeSettings):
         """
         prompt = problems.prompts[index]
         template = problems.template
+        answer = problems.answers[index]
         written = list(chain.from_iterable(problems.steps[index]))
-        suffix = [*template.closing_ids, *problems.answers[index], template.eos_id]
+        suffix = [*template.closing_ids, *answer, template.eos_id]
         # CoT-SFT writes the steps; later they are cut into chunks, one for each latent.
         chunks = list[Ids]()
         if phase == "cot":
@@ -261,25 +266,33 @@ class LatentSft(RecipeSettings):
             slots = len(text.cells) - 1
             read_slots = len(read.cells) - 1
             positions = max(text.positions, read_slots)
-            sizes.append((positions, slots, in_fours(read_slots), read.latents))
+            read_slots = in_fours(read_slots)
+            sizes.append((positions, slots, read_slots, read.latents))
         return sizes
 
     def rows(self, draw: Draw) -> LatentBatch:
         """Make the rows of one step."""
         phase = draw.phase.name
-        pairs = [self.texts(draw.problems, phase, index) for index in draw.indices]
-        texts = [text for text, _ in pairs]
+        texts: list[Row] = []
+        encoder_texts: list[Row] = []
+        for index in draw.indices:
+            row, encoder_row = self.texts(draw.problems, phase, index)
+            texts.append(row)
+            encoder_texts.append(encoder_row)
         longest = max(len(row.cells) for row in texts)
         text, rows = pad(texts, draw.fit(longest - 1))
         _, read_slots, latents = draw.slots
         if not latents:
             return LatentBatch(draw.draws, text, rows)
-        read, _ = pad([row for _, row in pairs], read_slots)
+        read, _ = pad(encoder_texts, read_slots)
         # A divergence is the mean over a row's latents and over rows, in the scale of the cross-entropies' sum.
         counts_B = np.array([row.latents for row in texts])
-        mask_BN = np.arange(latents)[None] < counts_B[:, None]
-        weight_B = rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
-        weights_BN = (mask_BN * weight_B[:, None]).astype(np.float32)
+        numbers_N = np.arange(latents)
+        mask_BN = numbers_N < counts_B[:, None]
+        divisors_B = len(texts) * np.maximum(counts_B, 1)
+        weight_B = rows.weights.sum() / divisors_B
+        weights_BN = mask_BN * weight_B[:, None]
+        weights_BN = weights_BN.astype(np.float32)
         is_labelled = phase == "final"
         return LatentBatch(draw.draws, text, rows, read, weights_BN, is_labelled)
 
@@ -307,7 +320,8 @@ class LatentSft(RecipeSettings):
         # Its hidden states there, against its own embeddings, say a mixture each.
         tokens_V = jnp.arange(reasoner.config.vocab_size)
         table_VD = jax.lax.stop_gradient(reasoner.embed(tree, tokens_V))
-        hidden_BND = take_before_latents(hidden_BLD, read, 0, batch.divergence.shape[1])
+        _, latents = batch.divergence.shape
+        hidden_BND = take_before_latents(hidden_BLD, read, 0, latents)
         logits_BNV = jnp.einsum(
             "bnd,vd->bnv", hidden_BND, table_VD, preferred_element_type=jnp.float32
         )
@@ -344,10 +358,12 @@ class LatentSft(RecipeSettings):
                 labels = jax.lax.stop_gradient(noisy_BNM)
                 q_BNM = labels
             # A latent's input is its mixture of the reasoner's embeddings, which get no gradient by it.
-            mixed_BND = mixture(reasoner, detach(params, REASONER), ids_BNM, q_BNM)
-            place_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
-            latents_BLD = jnp.take_along_axis(mixed_BND, place_BL1, axis=1)
-            inputs_BLD = jnp.where(text.latents[..., None] > 0, latents_BLD, inputs_BLD)
+            detached = detach(params, REASONER)
+            mixed_BND = mixture(reasoner, detached, ids_BNM, q_BNM)
+            place_BL = jnp.maximum(text.latents - 1, 0)
+            latents_BLD = jnp.take_along_axis(mixed_BND, place_BL[..., None], axis=1)
+            is_latent_BL1 = text.latents[..., None] > 0
+            inputs_BLD = jnp.where(is_latent_BL1, latents_BLD, inputs_BLD)
         # The reasoner reads its text, whose tokens after the question are learned.
         slots_L = jnp.arange(text.tokens.shape[1])
         rate = policy.config.dropout_rate
@@ -365,7 +381,8 @@ class LatentSft(RecipeSettings):
         if labels is None:
             return words, metrics, None
         # In the last phase it also learns to predict each label, one slot before it.
-        before_BND = take_before_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
+        _, latents = batch.divergence.shape
+        before_BND = take_before_latents(hidden_BLD, text, 1, latents)
         logits_BNV = reasoner.logits(stacked, before_BND)
         divergence_BN = divergence(labels, ids_BNM, logits_BNV)
         away = jnp.sum(batch.divergence * divergence_BN)

@@ -64,7 +64,8 @@ class Draw:
 
     def fit(self, longest: int) -> int:
         """Return the smallest bucket of the main texts that holds so many slots."""
-        return next(size for size in self.slots[0] if size >= longest)
+        buckets, *_ = self.slots
+        return next(size for size in buckets if size >= longest)
 
     def prompts(self, rows: Sequence[Ids]) -> Prompts:
         """Pad B prompts to their smallest bucket."""
@@ -73,23 +74,28 @@ class Draw:
 
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
         """Pad B main texts to their smallest bucket."""
-        slots = self.fit(max(map(len, rows)) - 1)
-        return pad_suffixes(rows, slots, self.problems.template.pad_id)
+        pad_id = self.problems.template.pad_id
+        longest = max(map(len, rows))
+        return pad_suffixes(rows, self.fit(longest - 1), pad_id)
 
 
 def in_fours(size: int) -> int:
     """Round up to a multiple of 4, so that few programs are compiled."""
-    return -(-size // 4) * 4
+    fours = -(-size // 4)
+    return fours * 4
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Return the problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
+    if not max_tokens:
+        return list(range(len(problems)))
     indices = list[int]()
-    texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
-    # Of the prompt its last token, the end marker, is not counted.
-    for index, (prompt, steps, answer) in enumerate(texts):
-        size = len(prompt) - 1 + sum(map(len, steps)) + len(answer)
-        if size <= max_tokens or not max_tokens:
+    for index in range(len(problems)):
+        # Of the prompt its last token, the end marker, is not counted.
+        size = len(problems.prompts[index]) - 1
+        size += sum(map(len, problems.steps[index]))
+        size += len(problems.answers[index])
+        if size <= max_tokens:
             indices.append(index)
     return indices
 
@@ -193,18 +199,23 @@ class Phase:
     def stretches(self) -> list[tuple[int, int]]:
         """The steps [start, end) from one reset of the optimizer to the next: all, or those between two rises."""
         every = self.rise or self.end - self.start
-        starts = range(self.start, self.end, every)
-        return [(start, min(start + every, self.end)) for start in starts]
+        stretches: list[tuple[int, int]] = []
+        for start in range(self.start, self.end, every):
+            end = min(start + every, self.end)
+            stretches.append((start, end))
+        return stretches
 
 
 def consecutive(plan: Sequence[Phase]) -> list[Phase]:
     """Place phases, given as from 0 to their number of steps, one after the other, without those of no steps."""
     placed = list[Phase]()
+    start = 0
     for phase in plan:
-        start = placed[-1].end if placed else 0
         end = start + phase.end
-        if phase.end:
-            placed.append(dataclasses.replace(phase, start=start, end=end))
+        if end > start:
+            phase = dataclasses.replace(phase, start=start, end=end)
+            placed.append(phase)
+        start = end
     return placed
 
 
@@ -250,7 +261,8 @@ class Recipe:
         sizes = self.needs(problems, phase)
         # The largest need of each kind; the main texts may be shorter in buckets of
         # their own.
-        _, longest, *further = map(max, zip(*sizes, strict=True))
+        kinds = zip(*sizes, strict=True)
+        _, longest, *further = map(max, kinds)
         most = in_fours(longest)
         smaller = sorted(size for size in buckets if size < most)
         return (*smaller, most), *further
@@ -277,7 +289,12 @@ class Recipe:
 
     def loss_of(self, policy: Policy) -> LossFn:
         """Return the loss with a phase's policy, for `state.make_train_step`."""
-        return lambda params, batch, key: self.loss(policy, params, batch, key)[:2]
+
+        def loss_fn(params, batch, key):
+            total, sums, _ = self.loss(policy, params, batch, key)
+            return total, sums
+
+        return loss_fn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,7 +364,8 @@ def with_lora(
         # What it trains beside the reasoner is drawn by a key of its own.
         made = {}
         if recipe.init:
-            made = recipe.init(jax.random.fold_in(key, 1), policy, params)
+            own_key = jax.random.fold_in(key, 1)
+            made = recipe.init(own_key, policy, params)
         made[parts.ADAPTER] = lora.adapter(
             key, params, config.rank, config.kernels, tokens=tokens
         )
