@@ -211,7 +211,8 @@ def score(
         keys: of this pass, or of K passes by a leading axis, which the scores then have too; None: no noise.
         capacity: None has a slot for everything; slots beyond it are lost.
         advantages_NT: of the steps, constants, for a `LatentPolicy.signed` log_prob.
-        temperature: of the law that the answers' tokens have their likelihood under.
+        temperature: of the law that the answers' tokens have their likelihood under, and so has halting where
+            `LatentPolicy.halts_as_answers`.
     Returns:
         `Scores` of N rows.
     """
@@ -371,31 +372,30 @@ def _read_out(
     config = policy.config
     answers = packed.answers
     tokens_NA = trajectories.tokens
-    before = passes.before
     last = passes.last_ND
 
-    # The logits are linear in the hidden state.
+    # The logits are linear in the hidden state. The choice to halt has a law of its own, or the answers' (Latent-GRPO).
+    scaled = passes.before
     if temperature != 1.0:
-        before, last = jax.tree.map(
-            lambda x: x / temperature,
-            (before, last),
-        )
+        scaled = scaled / temperature
+        if last is not None and policy.latent_policy.halts_as_answers:
+            last = last / temperature
 
     # The answers' tokens: without a marker in places of their own, else in the packed ones behind the marker's.
     if not config.closing_ids:
-        hidden_NAD = before
-        answered, _ = reasoner.log_probs(params, before, tokens_NA, packed.spoken_NA)
+        hidden_NAD = passes.before
+        answered, _ = reasoner.log_probs(params, scaled, tokens_NA, packed.spoken_NA)
     else:
         closing = config.closing_slots
         targets_NS = tokens_NA
         if closing:
             targets_NS = jnp.pad(tokens_NA, ((0, 0), (closing, 0)))
         targeted, _ = reasoner.log_probs(
-            params, before, answers.pack(targets_NS), answers.used_BS
+            params, scaled, answers.pack(targets_NS), answers.used_BS
         )
         unpack = over_passes(answers.unpack)
         answered = unpack(targeted)[..., closing:]
-        hidden_NAD = unpack(before)[..., closing:, :]
+        hidden_NAD = unpack(passes.before)[..., closing:, :]
 
     # The choice to halt, after each thought's last step.
     halting = None

@@ -107,7 +107,8 @@ class Grpo(Objective):
         first_choice: "best": of the first choices only that of the rollout with positive A and the best mean
             log-probability keeps its A, and the group's others have 0; without a positive A, all keep it; then all
             choices of a truncated rollout have 0, which still counts in the group's mean (Latent-GRPO).
-        tempered: the tokens' likelihood is at the temperature that they are sampled at, not at 1.
+        tempered: the tokens' likelihood is at the temperature that they are sampled at, as always in TRL; else it is at
+            1, whatever they are sampled at.
         reduction: mean or sum over choices: "token_mean" of the whole batch, "sequence_mean" of each rollout's own
             means, or "sum" over a rollout's, as the other objectives.
         latent_weight: factor of the thought's choices, where it has a likelihood; 0 leaves them out.
@@ -214,7 +215,7 @@ class Grpo(Objective):
         trajectories,
         rewards_BG,
     ):
-        # Score the choices of all rollouts, each with its rollout's advantage.
+        # Score the choices of all rollouts, each with its rollout's advantage, which is one for all of them ([N, 1]).
         advantages_BG = self.advantages(rewards_BG)
         advantages_NC = advantages_BG.reshape(-1, 1)
         if self.first_choice == "best":
@@ -340,8 +341,8 @@ class Grpo(Objective):
         kinds = self._kinds(policy, trajectories)
         made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
 
-        # The latents' choices come first, and their likelihood may depend on their advantages.
-        advantages_NT = advantages_NC
+        # The latents' choices, if they have a weight, come first, and their likelihood may depend on their advantages.
+        advantages_NT = None
         if advantages_NC is not None and self.latent_weight:
             advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)
             advantages_NT = advantages_NC[:, : policy.config.max_latents]
