@@ -148,7 +148,7 @@ def training_policy(setup: Setup, objective: Objective) -> Policy:
         top_p=config.top_p,
     )
 
-    # Adapters are merged in every forward pass.
+    # `Reasoner.stack` merges adapters, once in each program.
     reasoner = policy.reasoner
     if config.lora.rank:
         reasoner = lora.merging(reasoner, config.lora.scale)

@@ -52,7 +52,8 @@ def make_rollout(
     """
 
     def one(params, reference, batch, key):
-        before = {**params, **reference}
+        # Before `stack`, which merges adapters, if there are any: without them the reasoner is the reference.
+        initial_params = {**params, **reference}
         params = policy.reasoner.stack(params)
         trajectories, rewards_BG = roll_out(
             policy, params, batch, reward, group, key, unjudged
@@ -62,7 +63,7 @@ def make_rollout(
             behaviour = objective.behaviour(policy, params, batch, trajectories)
         start = None
         if objective.needs_reference:
-            start = objective.reference(policy, before, batch, trajectories)
+            start = objective.reference(policy, initial_params, batch, trajectories)
         trajectories = dataclasses.replace(
             trajectories, behaviour=behaviour, reference=start
         )
