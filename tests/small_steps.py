@@ -90,7 +90,7 @@ IMITATION = POLICY.with_config(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains
 STAGES = {
     "rl": (
-        lambda: rl_loss.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP),
+        lambda: rl_loss.make_rollout_and_loss(POLICY, OBJECTIVE, rigged_reward, GROUP),
         ("reasoner", "gate"),
     ),
     "cold_start": (

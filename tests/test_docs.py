@@ -379,7 +379,7 @@ PLAIN = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))
 
 def _step(policy, objective):
     """References -> gradient and metrics of one step's loss."""
-    loss_fn = rl_loss.make_loss(policy, objective, rigged_reward, GROUP)
+    loss_fn = rl_loss.make_rollout_and_loss(policy, objective, rigged_reward, GROUP)
     graded = compiled(jax.grad(loss_fn, has_aux=True))
 
     def step(references):

@@ -187,7 +187,7 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         batch = dataclasses.replace(batch, answers=rows)
     if reward and not objective.needs_reference and not objective.needs_behaviour:
         step = make_train_step(
-            rl_loss.make_loss(policy, objective, reward, config.group),
+            rl_loss.make_rollout_and_loss(policy, objective, reward, config.group),
             *how,
             schedule=schedule,
         )
@@ -197,9 +197,9 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     )
     updates = objective.updates_per_step
     slices = objective.rollout_parts
-    improved = rl_loss.make_improvement(policy, objective)
+    rollout_loss = rl_loss.make_rollout_loss(policy, objective)
     improvement = make_train_step(
-        improved, *how, updates=updates, slices=slices, schedule=schedule
+        rollout_loss, *how, updates=updates, slices=slices, schedule=schedule
     )
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
     reference = changed if objective.needs_reference else {}

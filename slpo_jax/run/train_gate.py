@@ -18,7 +18,11 @@ from slpo_jax.run.train_stage import (
     state_and_step,
 )
 from slpo_jax.runtime import hosts
-from slpo_jax.training.gate_training import make_improvement, make_loss, with_lengths
+from slpo_jax.training.gate_training import (
+    make_candidates_loss,
+    make_loss,
+    with_lengths,
+)
 from slpo_jax.training.host_rewards import make_host_step
 
 
@@ -52,7 +56,7 @@ def train(stage: Stage) -> None:
         loss_fn = make_loss(policy, experiment.reward.on_device, config)
         make_step = None
     else:
-        loss_fn = make_improvement(policy, config)
+        loss_fn = make_candidates_loss(policy, config)
         sample = functools.partial(with_lengths, policy, config)
         make_step = functools.partial(
             make_host_step, sample=sample, host_reward=host_rightness(experiment)

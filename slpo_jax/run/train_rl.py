@@ -58,7 +58,7 @@ from slpo_jax.training.optimizer import (
     make_schedule,
     scale_rates,
 )
-from slpo_jax.training.rl_loss import RlConfig, make_improvement, make_loss
+from slpo_jax.training.rl_loss import RlConfig, make_rollout_and_loss, make_rollout_loss
 from slpo_jax.training.rl_step import make_filtered_step, make_rollout
 from slpo_jax.training.state import TrainState, copy_params, init_state, make_train_step
 
@@ -228,7 +228,7 @@ def make_rl_step(
 
     # One program rolls out, judges and improves, where the device judges and each rollout is learned from once.
     if reward and not rl.dynamic_batches and not looks_back:
-        loss = make_loss(policy, objective, reward, rl.group, rl.unjudged)
+        loss = make_rollout_and_loss(policy, objective, reward, rl.group, rl.unjudged)
         return make_train_step(loss, *options, schedule=schedule)
 
     # Else one program rolls out, and another one improves, several times if the objective says so.
@@ -236,7 +236,7 @@ def make_rl_step(
         policy, objective, reward, rl.group, layout, RL, rl.micro_batches, rl.unjudged
     )
     improve = make_train_step(
-        make_improvement(policy, objective),
+        make_rollout_loss(policy, objective),
         *options,
         updates=objective.updates_per_step,
         slices=objective.rollout_parts,

@@ -178,7 +178,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
     Metrics: `loss`, of which `answer_log_likelihood` is a part; `valid_share`, the trajectories with a valid length;
     `right_share`, the candidates that are right; `expected_length`, the mean of tau under the gate's law.
     """
-    improve = make_improvement(policy, config)
+    candidates_loss = make_candidates_loss(policy, config)
 
     def loss_fn(params, batch: PromptedBatch, key):
         params = policy.reasoner.stack(params)
@@ -189,12 +189,12 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         references = repeat_rows(batch.references, copies)
         rewards = reward(tokens_NCA.reshape(-1, slots), references)
         rewards = rewards.reshape(len(batch.draws), -1)
-        return improve(params, (batch, (actions, tokens_NCA), rewards), key)
+        return candidates_loss(params, (batch, (actions, tokens_NCA), rewards), key)
 
     return loss_fn
 
 
-def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
+def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
     """Make the loss of (batch, candidates, rewards [B, N * C / B]): `make_loss` after the verdicts; 1 is right."""
 
     def loss_fn(

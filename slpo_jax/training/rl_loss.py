@@ -197,7 +197,7 @@ def roll_out(
     return trajectories, rewards_N.reshape(-1, group)
 
 
-def make_loss(
+def make_rollout_and_loss(
     policy: Policy,
     objective: Objective,
     reward: RewardFn,
@@ -211,7 +211,7 @@ def make_loss(
     within the maximum of new tokens), the objective's own, and where `answer_log_likelihood` is one of these,
     `answer_entropy` in nats a token.
     """
-    improve = make_improvement(policy, objective)
+    rollout_loss = make_rollout_loss(policy, objective)
 
     def loss_fn(params, batch: PromptedBatch, key):
         # Once for both halves: of stacked ones it changes nothing.
@@ -219,13 +219,13 @@ def make_loss(
         rolled = jax.lax.stop_gradient(
             roll_out(policy, params, batch, reward, group, key, unjudged)
         )
-        return improve(params, (batch, *rolled), key)
+        return rollout_loss(params, (batch, *rolled), key)
 
     return loss_fn
 
 
-def make_improvement(policy: Policy, objective: Objective) -> LossFn:
-    """Make the loss of (batch, trajectories, rewards [B, G]): `make_loss` after the rollout."""
+def make_rollout_loss(policy: Policy, objective: Objective) -> LossFn:
+    """Make the loss of (batch, trajectories, rewards [B, G]): `make_rollout_and_loss` after the rollout."""
 
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
@@ -258,7 +258,7 @@ def extremes(rewards_BG: jax.Array) -> tuple[jax.Array, jax.Array]:
 def rollout_sums(
     policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array
 ) -> Sums:
-    """Sum the metrics of `make_loss` that rollouts alone decide on."""
+    """Sum the metrics of `make_rollout_and_loss` that rollouts alone decide on."""
     prompts = jnp.float32(rewards_BG.shape[0])
     rollouts = jnp.float32(rewards_BG.size)
     masked_BG = jnp.isnan(rewards_BG)

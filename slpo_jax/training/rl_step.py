@@ -1,7 +1,7 @@
 """Parts of a step of the stage `rl` that is more than one program, which `run/train_rl.py` puts together.
 
 The first half rolls out, and finds out once what the objective has to know of the policy that rolled out, however many
-updates follow. It draws as the one program of `rl_loss.make_loss` does.
+updates follow. It draws as the one program of `rl_loss.make_rollout_and_loss` does.
 
 Dynamic sampling (DAPO, Yu et al., 2025) improves on groups whose rewards differ, out of as many batches as these take:
 one of equal rewards says nothing about which of its rollouts is better. Which batches a step draws is a function of its

@@ -262,7 +262,7 @@ def test_no_logits_of_a_step_are_whole(tiles, stage):
     params = small_params()
     key = jax.random.key(3)
     if stage == "rl":
-        loss = rl_loss.make_improvement(POLICY, OBJECTIVE)
+        loss = rl_loss.make_rollout_loss(POLICY, OBJECTIVE)
         batch = prompted_batch()
         batch = (
             batch,

@@ -256,7 +256,7 @@ def test_verdicts_of_the_host_are_those_of_the_device(
     halves = functools.partial(make_host_step, sample=sample, host_reward=host_reward)
     jax.tree.map(
         np.testing.assert_array_equal,
-        taken(halves, gate_training.make_improvement(POLICY, config)),
+        taken(halves, gate_training.make_candidates_loss(POLICY, config)),
         taken(make_train_step, gate_training.make_loss(POLICY, rigged_reward, config)),
     )
     assert asked == [BATCH * N * len(CANDIDATES)] * 2

@@ -55,7 +55,9 @@ def _step(name):
     """The state before and after it."""
     policy, settings = OBJECTIVE[name]
     policy = dataclasses.replace(policy, reasoner=lora.merging(policy.reasoner, SCALE))
-    loss = rl_loss.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
+    loss = rl_loss.make_rollout_and_loss(
+        policy, OBJECTIVES[name](**settings), rigged_reward, GROUP
+    )
     optimizer = make_optimizer(
         OptimizerConfig("adamw", RATE, weight_decay=DECAY, clip_norm=CLIP)
     )
@@ -69,7 +71,7 @@ def _step(name):
 def _whole_gradient(name, params):
     """Of the mean loss of the reasoner that has the kernels of these parameters itself."""
     policy, settings = OBJECTIVE[name]
-    loss_of = rl_loss.make_loss(
+    loss_of = rl_loss.make_rollout_and_loss(
         policy, OBJECTIVES[name](**settings), rigged_reward, GROUP
     )
 

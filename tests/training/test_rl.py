@@ -11,7 +11,7 @@ from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_truncated
 from slpo_jax.rewards.unjudged import Unjudged
 from slpo_jax.training import rl_loss
-from slpo_jax.training.rl_loss import make_improvement, roll_out, rollout_sums
+from slpo_jax.training.rl_loss import make_rollout_loss, roll_out, rollout_sums
 from small_steps import prompted_batch
 from tiny import EOS, PAD, ROLLOUT, policy_of
 
@@ -52,7 +52,7 @@ def test_metrics_by_hand(is_written):
     tokens = jnp.array([[5, 6, 7], [PAD] * 3, [5, EOS, PAD], [EOS, PAD, PAD]])
     said = jnp.array([[9, 8], [EOS, 0], [9, 8], [9, 0]]) if is_written else None
     made = Trajectories(None, jnp.array([2, 1, 2, 1]), tokens, None, said=said)
-    improve = make_improvement(
+    rollout_loss = make_rollout_loss(
         policy,
         lambda *_: (
             jnp.float32(3.0),
@@ -60,7 +60,7 @@ def test_metrics_by_hand(is_written):
             {"own": (2.0, 8.0), "answer_log_likelihood": (-6.0, 4)},
         ),
     )
-    loss, found = improve(
+    loss, found = rollout_loss(
         {"reasoner": {}},
         (None, made, jnp.array([[0.0, 1.0], [0.0, 0.0]])),
         jax.random.key(0),
