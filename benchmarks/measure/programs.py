@@ -196,10 +196,10 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         policy, objective, reward, config.group, setup.layout, RL, config.micro_batches
     )
     updates = objective.updates_per_step
-    slices = objective.rollout_parts
+    minibatches = objective.minibatches
     rollout_loss = rl_loss.make_rollout_loss(policy, objective)
     improvement = make_train_step(
-        rollout_loss, *how, updates=updates, slices=slices, schedule=schedule
+        rollout_loss, *how, updates=updates, minibatches=minibatches, schedule=schedule
     )
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
     reference = changed if objective.needs_reference else {}

@@ -104,10 +104,10 @@ def prepare(stage: Stage) -> Plan:
         jax.eval_shape(functools.partial(fresh_adapters, experiment), params)
 
     # A step's prompts are cut into equal parts, for devices, micro-batches and the objective's minibatches.
-    parts = objective.rollout_parts
-    if rl.batch_size % (devices * rl.micro_batches * parts):
+    minibatches = objective.minibatches
+    if rl.batch_size % (devices * rl.micro_batches * minibatches):
         raise UserError(
-            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={rl.batch_size} "
+            f"config.objective.{stage.name}.minibatches: {minibatches} do not cut config.rl.batch_size={rl.batch_size} "
             f"into equal parts for {devices} devices x {rl.micro_batches} micro-batches; change one of them"
         )
 
@@ -239,7 +239,7 @@ def make_rl_step(
         make_rollout_loss(policy, objective),
         *options,
         updates=objective.updates_per_step,
-        slices=objective.rollout_parts,
+        minibatches=objective.minibatches,
         schedule=schedule,
     )
     start = reference if objective.needs_reference else {}

@@ -65,13 +65,13 @@ def host_batches(
     """
     seed = setup.config.seed
     size = settings.batch_size
-    parts = setup.mesh.size * settings.micro_batches
-    most = setup.train.most_tokens(seed, steps, size, parts)
+    shards = setup.mesh.size * settings.micro_batches
+    max_tokens = setup.train.most_tokens(seed, steps, size, shards)
     answer_slots = setup.policy.config.answer_slots if answers else 0
 
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
-        *before, place = range(step, step + (number + 1) * steps, steps)
+        *earlier_steps, place = range(step, step + (number + 1) * steps, steps)
         return make_batch(
             setup.train,
             place,
@@ -79,10 +79,10 @@ def host_batches(
             size,
             setup.prompt_slots,
             setup.references,
-            0 if number else most,
-            parts,
+            0 if number else max_tokens,
+            shards,
             answer_slots=answer_slots,
-            before=before,
+            earlier_steps=earlier_steps,
         )
 
     return batch

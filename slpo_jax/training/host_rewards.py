@@ -18,7 +18,12 @@ from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.rewards.unjudged import Unjudged
 from slpo_jax.runtime import backend
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, all_gather_params
-from slpo_jax.training.state import LossFn, TrainState, by_slices, make_train_step
+from slpo_jax.training.state import (
+    LossFn,
+    TrainState,
+    make_train_step,
+    map_micro_batches,
+)
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
 """(completions int [N, A], `PromptedBatch.draws` of their prompts [N], latents of their thoughts int [N]) -> what they
@@ -199,7 +204,7 @@ def make_sampling(
             def of_part(part):
                 return sample(params, extra, part, key)
 
-            return by_slices(of_part, batch, micro_batches)
+            return map_micro_batches(of_part, batch, micro_batches)
 
         key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(

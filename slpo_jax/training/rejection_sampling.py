@@ -20,7 +20,7 @@ from slpo_jax.settings import Checked, FieldError, setting
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl_loss import roll_out
-from slpo_jax.training.state import LossFn, by_slices
+from slpo_jax.training.state import LossFn, map_micro_batches
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def make_choice(
     def by_rows(function):
         def local(params, batch, key):
             params = policy.reasoner.stack(params)
-            return by_slices(
+            return map_micro_batches(
                 lambda part: function(params, part, key), batch, config.micro_batches
             )
 

@@ -37,36 +37,36 @@ def make_batch(
     batch_size: int,
     prompt_slots,
     encode: Callable[[Sequence[Problem]], np.ndarray] | None,
-    most: int = 0,
-    parts: int = 1,
+    max_tokens: int = 0,
+    shards: int = 1,
     *,
     answer_slots: int = 0,
-    before: Sequence[int] = (),
+    earlier_steps: Sequence[int] = (),
 ) -> PromptedBatch:
     """Make the `PromptedBatch` of one step; a pure function of its arguments.
 
     Args:
         prompt_slots: buckets.
         encode: problems -> their references, uint8 [B, R]; None leaves them out.
-        most: tokens of the prompts of any part (`EncodedProblems.most_tokens`), which are encoded end to end where that
+        max_tokens: of the prompts of any shard (`EncodedProblems.most_tokens`), which are encoded end to end where that
             is much less than their slots; 0 leaves them padded.
-        parts: how many devices and micro-batches the prompts are sharded over.
+        shards: of the prompts: devices times micro-batches.
         answer_slots: A, of the reference answers' tokens; 0 leaves them out.
-        before: steps whose batches are used together with this one: a problem's randomness is another in each.
+        earlier_steps: steps whose batches are used together with this one: a problem's randomness is another in each.
     Raises:
-        ValueError: a part has more than `most` tokens, some of which would be lost.
+        ValueError: a shard has more than `max_tokens` tokens, some of which would be lost.
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
     tokens, valid = problems.prompt_batch(indices, prompt_slots)
 
     # Prompts lie end to end where that is much less than their slots.
     packed_slots = 0
-    if most:
-        packed_slots = end_to_end(most, batch_size // parts, valid.shape[1])
-    longest = int(valid.reshape(parts, -1).sum(axis=1).max())
+    if max_tokens:
+        packed_slots = end_to_end(max_tokens, batch_size // shards, valid.shape[1])
+    longest = int(valid.reshape(shards, -1).sum(axis=1).max())
     if packed_slots and longest > packed_slots:
         raise ValueError(
-            f"most: {most} is too low for a part of step {step}, whose prompts have {longest} tokens"
+            f"max_tokens: {max_tokens} is too low for a shard of step {step}, whose prompts have {longest} tokens"
         )
     prompts = Prompts(tokens, valid, packed_slots)
 
@@ -82,8 +82,8 @@ def make_batch(
 
     # A problem's randomness is numbered by how often it has come in the batches that are used together.
     together = []
-    for step_before in before:
-        together.append(batch_indices(seed, step_before, len(problems), batch_size))
+    for earlier_step in earlier_steps:
+        together.append(batch_indices(seed, earlier_step, len(problems), batch_size))
     numbers = draw_numbers(np.concatenate([*together, indices]), len(problems))
     return PromptedBatch(prompts, references, numbers[-batch_size:], answers)
 

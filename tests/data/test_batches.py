@@ -200,7 +200,7 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
                 at,
                 8,
                 3,
-                "8 is too low for a part of step 0, whose prompts have 14 tokens",
+                "8 is too low for a shard of step 0, whose prompts have 14 tokens",
             )
             for at in ((0, 1), (4, 5))
         ],
@@ -208,7 +208,7 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
             (2, 3),
             24,
             1,
-            "24 is too low for a part of step 0, whose prompts have 30 tokens",
+            "24 is too low for a shard of step 0, whose prompts have 30 tokens",
         ),
     ],
 )

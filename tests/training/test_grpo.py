@@ -374,7 +374,7 @@ class Toy(Objective):
     """-sum_i r_i (w - w of the rollout - 1)^2 x_i + (w - w of the start)^2 x_i, times a number that the key draws."""
 
     updates_per_step: int = 1
-    rollout_parts: int = 1
+    minibatches: int = 1
     needs_reference: bool = False
 
     def behaviour(self, policy, params, batch, trajectories):
@@ -466,7 +466,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         PromptedBatch({}, references, np.arange(8, dtype=np.int32)), layout.mesh
     )
 
-    def steps(updates, count, host_reward, compares, parts):
+    def steps(updates, count, host_reward, compares, minibatches):
         reward = None if host_reward else _toy_reward
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copy_params(params, layout) if compares else None
@@ -476,7 +476,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         rl = rl_loss.RlConfig(group=GROUP, micro_batches=micro_batches)
         how = dict(reward=reward, host_reward=host, reference=start)
         toy = Toy(
-            updates_per_step=updates, rollout_parts=parts, needs_reference=compares
+            updates_per_step=updates, minibatches=minibatches, needs_reference=compares
         )
         step = make_rl_step(POLICY, toy, rl, optimizer, ("w",), layout, **how)
         rows = []
@@ -486,7 +486,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
             rows.append({name: float(row[name]) for name in ("width", "reward")})
         return state, rows
 
-    def expected(w, step, updates, compares, parts):
+    def expected(w, step, updates, compares, minibatches):
         key = noise.stream_key(jax.random.key(5), "rl", step)
         trajectories, rewards = _toy_rollout(
             None, {"w": w}, batch, _toy_reward, GROUP, key
@@ -501,8 +501,12 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
                     jax.random.fold_in(key, number) if updates > 1 else key
                 )
             )
-            own_BG = lengths_BG[number % parts :: parts]
-            size = float(np.sum(np.asarray(rewards)[number % parts :: parts] * own_BG))
+            own_BG = lengths_BG[number % minibatches :: minibatches]
+            size = float(
+                np.sum(
+                    np.asarray(rewards)[number % minibatches :: minibatches] * own_BG
+                )
+            )
             slope = size * (
                 w - (before if updates > 1 else 0.0) - 1
             ) + own_BG.sum() * compares * (w - 0.3)
@@ -516,13 +520,13 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         (1, None, True, 1),
     )
     for case in (*cases, (4, None, True, 2)):
-        updates, host_reward, compares, parts = case
-        state, rows = steps(updates, 2, host_reward, compares, parts)
+        updates, host_reward, compares, minibatches = case
+        state, rows = steps(updates, 2, host_reward, compares, minibatches)
         w = 0.3
         for number, row in enumerate(rows):
-            w, width, reward = expected(w, number, updates, compares, parts)
+            w, width, reward = expected(w, number, updates, compares, minibatches)
             assert row["width"] == pytest.approx(width, rel=1e-5)
-            if updates % parts == 0:  # each group counts as often
+            if updates % minibatches == 0:  # each group counts as often
                 assert row["reward"] == pytest.approx(reward, rel=1e-5)
         assert float(state.params["w"]) == pytest.approx(w, rel=1e-5)
         assert int(state.step) == 2

@@ -154,10 +154,6 @@ class Grpo(Objective):
         return self.updates * self.minibatches
 
     @property
-    def rollout_parts(self) -> int:
-        return self.minibatches
-
-    @property
     def needs_behaviour(self) -> bool:
         return super().needs_behaviour or self.first_choice == "best"
 

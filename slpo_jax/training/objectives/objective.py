@@ -88,8 +88,8 @@ class Objective(Checked, abc.ABC):
         return 1
 
     @property
-    def rollout_parts(self) -> int:
-        """Parts of equally many prompts that the rollouts are cut into; each update is of one of them, in turn."""
+    def minibatches(self) -> int:
+        """Parts of equally many prompts that a step is cut into; each update is of the rollouts of one, in turn."""
         return 1
 
     @property
