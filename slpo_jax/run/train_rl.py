@@ -232,7 +232,7 @@ def make_rl_step(
         return make_train_step(loss, *options, schedule=schedule)
 
     # Else one program rolls out, and another one improves, several times if the objective says so.
-    sample = make_rollout(
+    rollout_program = make_rollout(
         policy, objective, reward, rl.group, layout, RL, rl.micro_batches, rl.unjudged
     )
     improve = make_train_step(
@@ -249,14 +249,20 @@ def make_rl_step(
     if reward is None and host_reward is not None:
         verdicts = HostVerdicts(host_reward, layout.mesh, rl.unjudged)
     rows = NamedSharding(layout.mesh, ROWS)
-    tokens_of = jax.jit(lambda rollouts: rollouts.completions, out_shardings=rows)
+    # Jitted, since a step may move no constants to the devices.
+    completions_of = jax.jit(
+        lambda trajectories: trajectories.completions, out_shardings=rows
+    )
 
     def roll_out(state: TrainState, batch):
-        batch, rollouts, rewards_BG = sample(state, batch, start)
+        batch, trajectories, rewards_BG = rollout_program(state, batch, start)
         if verdicts:
-            tokens = tokens_of(rollouts)
-            rewards_BG = verdicts.rewards(tokens, batch.draws, rollouts.lengths)
-        return batch, rollouts, rewards_BG
+            completions = completions_of(trajectories)
+            rewards_BG = verdicts.rewards(
+                completions, batch.draws, trajectories.lengths
+            )
+        # The batch belongs to its trajectories: dynamic sampling takes groups of several.
+        return batch, trajectories, rewards_BG
 
     def step(state: TrainState, batch):
         return improve(state, roll_out(state, batch))

@@ -143,20 +143,20 @@ class HostVerdicts:
 
             # (sum, count) over all batches of the step.
             sums: list[dict[str, np.ndarray]] = []
-            prompts = 0
-            rollouts = 0
+            num_prompts = 0
+            num_rollouts = 0
             for values_BGV in self._values:
                 sums.append(jax.device_get(self._sums(values_BGV)))
                 batch_size, group, _ = values_BGV.shape
-                prompts += batch_size
-                rollouts += batch_size * group
+                num_prompts += batch_size
+                num_rollouts += batch_size * group
             total = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *sums)
             totals = {
-                "unjudged": (total["unjudged"], rollouts),
-                "reward_failed": (total["reward_failed"], rollouts),
+                "unjudged": (total["unjudged"], num_rollouts),
+                "reward_failed": (total["reward_failed"], num_rollouts),
             }
             if "solved" in metrics:
-                totals["solved"] = (total["solved"], prompts)
+                totals["solved"] = (total["solved"], num_prompts)
             if len(self._names) > 1:
                 for place, name in enumerate(self._names):
                     value = total["values"][place]

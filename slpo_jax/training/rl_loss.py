@@ -259,8 +259,8 @@ def rollout_sums(
     policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array
 ) -> Sums:
     """Sum the metrics of `make_rollout_and_loss` that rollouts alone decide on."""
-    prompts = jnp.float32(rewards_BG.shape[0])
-    rollouts = jnp.float32(rewards_BG.size)
+    num_prompts = jnp.float32(rewards_BG.shape[0])
+    num_rollouts = jnp.float32(rewards_BG.size)
     masked_BG = jnp.isnan(rewards_BG)
     low_B, high_B = extremes(rewards_BG)
 
@@ -270,10 +270,13 @@ def rollout_sums(
     if trajectories.said is not None:
         tokens = fed_NT.sum() + tokens
     return {
-        "reward": (jnp.sum(rewards_BG, where=~masked_BG), rollouts - masked_BG.sum()),
-        "solved": ((high_B >= 1).sum(), prompts),
-        "mixed": ((high_B > low_B).sum(), prompts),
-        "latent_steps": (trajectories.lengths.sum(), rollouts),
-        "answer_tokens": (tokens, rollouts),
-        "cut": (are_truncated(policy, trajectories).sum(), rollouts),
+        "reward": (
+            jnp.sum(rewards_BG, where=~masked_BG),
+            num_rollouts - masked_BG.sum(),
+        ),
+        "solved": ((high_B >= 1).sum(), num_prompts),
+        "mixed": ((high_B > low_B).sum(), num_prompts),
+        "latent_steps": (trajectories.lengths.sum(), num_rollouts),
+        "answer_tokens": (tokens, num_rollouts),
+        "cut": (are_truncated(policy, trajectories).sum(), num_rollouts),
     }

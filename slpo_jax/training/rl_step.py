@@ -26,7 +26,7 @@ from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl_loss import extremes, roll_out, rollout_sums
 from slpo_jax.training.state import TrainState
 
-Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
+RolledBatch = tuple[PromptedBatch, Trajectories, jax.Array]
 """Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
 
 
@@ -78,7 +78,7 @@ def are_mixed(rewards_BG: jax.Array) -> jax.Array:
     return high_B > low_B
 
 
-def select_informative(*rolled: Rolled) -> Rolled:
+def select_informative(*rolled: RolledBatch) -> RolledBatch:
     """Return the first B groups of rollouts of B prompts each, mixed ones before the others, each kind in order."""
     widest = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
     padded = [_pad_prompts(rollout, widest) for rollout in rolled]
@@ -91,7 +91,7 @@ def select_informative(*rolled: Rolled) -> Rolled:
     return _take_groups(whole, mixed_first[:size])
 
 
-def cycle_informative(rolled: Rolled) -> Rolled:
+def cycle_informative(rolled: RolledBatch) -> RolledBatch:
     """Fill B groups with those that are mixed, of which there is one at least, over and over."""
     _, _, rewards_BG = rolled
     mixed_B = are_mixed(rewards_BG)
@@ -100,7 +100,7 @@ def cycle_informative(rolled: Rolled) -> Rolled:
     return _take_groups(rolled, mixed_first[numbers])
 
 
-def _take_groups(rolled: Rolled, places: jax.Array) -> Rolled:
+def _take_groups(rolled: RolledBatch, places: jax.Array) -> RolledBatch:
     """Take the prompts at these places, each with all of its rollouts."""
     _, _, rewards_BG = rolled
     prompts = len(rewards_BG)
@@ -115,7 +115,7 @@ def _take_groups(rolled: Rolled, places: jax.Array) -> Rolled:
     return jax.tree.map(take, _pad_prompts(rolled, 0))
 
 
-def _pad_prompts(rolled: Rolled, slots: int) -> Rolled:
+def _pad_prompts(rolled: RolledBatch, slots: int) -> RolledBatch:
     """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
     batch, trajectories, rewards_BG = rolled
     _, own_slots = batch.prompts.tokens.shape
@@ -131,7 +131,7 @@ def _pad_prompts(rolled: Rolled, slots: int) -> Rolled:
 
 
 def make_filtered_step(
-    roll_out: Callable[..., Rolled],
+    roll_out: Callable[..., RolledBatch],
     improve: Callable,
     most: int,
     batch_at: Callable[[int, int], Any],
@@ -145,15 +145,15 @@ def make_filtered_step(
     `groups_drawn` and `groups_kept` are a step's.
 
     Args:
-        roll_out: (state, batch) -> `Rolled`.
-        improve: (state, `Rolled`) -> (state, metrics).
+        roll_out: (state, batch) -> `RolledBatch`.
+        improve: (state, `RolledBatch`) -> (state, metrics).
         most: batches of a step.
         batch_at: (step, number) -> the step's second and later batches (number 1, 2, …), on the devices.
     """
     rows = NamedSharding(layout.mesh, ROWS)
     everywhere = NamedSharding(layout.mesh, EVERYWHERE)
 
-    def sums_of(rolled: Rolled):
+    def sums_of(rolled: RolledBatch):
         _, trajectories, rewards_BG = rolled
         return rollout_sums(policy, trajectories, rewards_BG)
 

@@ -248,22 +248,22 @@ class Grpo(Objective):
         # Reduce over the choices of a rollout, and over rollouts.
         made_N = made_NC.sum(axis=1)
         made = made_N.sum()
-        rollouts = kept_N1.sum().astype(jnp.float32)
-        prompts = jnp.float32(rewards_BG.shape[0])
+        num_rollouts = kept_N1.sum().astype(jnp.float32)
+        num_prompts = jnp.float32(rewards_BG.shape[0])
         losses_N = -jnp.sum(weights_NC * gains_NC, axis=1)
         if self.reduction == "token_mean":
             loss = losses_N.sum()
             count = made.astype(jnp.float32)
         elif self.reduction == "sequence_mean":
             loss = jnp.sum(losses_N / jnp.maximum(made_N, 1))
-            count = rollouts
+            count = num_rollouts
         else:
             loss = losses_N.sum() / rewards_BG.shape[1]
-            count = prompts
+            count = num_prompts
 
         log_likelihood = jnp.sum(choices.log_probs, where=made_NC)
-        metrics["log_likelihood"] = (log_likelihood, rollouts)
-        metrics["answer_log_likelihood"] = (choices.answer.sum(), rollouts)
+        metrics["log_likelihood"] = (log_likelihood, num_rollouts)
+        metrics["answer_log_likelihood"] = (choices.answer.sum(), num_rollouts)
         metrics["clipped"] = (clipped, made)
         return loss, (count, metrics)
 

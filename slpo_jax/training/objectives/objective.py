@@ -256,9 +256,9 @@ def policy_gradient_loss(
     return -jnp.sum(advantages_BG.reshape(-1) * total_N) / group
 
 
-def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
+def means(num_rollouts: int, **per_rollout: jax.Array) -> Sums:
     """Make metrics that are means over rollouts, of arrays [N]."""
-    count = jnp.float32(rollouts)
+    count = jnp.float32(num_rollouts)
     return {name: (values.sum(), count) for name, values in per_rollout.items()}
 
 
