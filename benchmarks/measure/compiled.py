@@ -107,7 +107,7 @@ def abstract_rollouts(
     rollout: Any,
     state: TrainState,
     batch: PromptedBatch,
-    reference: Params,
+    ref_params: Params,
     layout: Layout,
     group: int,
 ) -> Any:
@@ -115,9 +115,9 @@ def abstract_rollouts(
 
     Args:
         rollout: the first half, `halves.make_rollout`.
-        reference: the parameters that the stage started from, or {}, as the first half is given them.
+        ref_params: the parameters that the stage started from, or {}, as the first half is given them.
     """
-    _, trajectories, _ = jax.eval_shape(rollout, state, batch, reference)
+    _, trajectories, _ = jax.eval_shape(rollout, state, batch, ref_params)
     rewards = jax.ShapeDtypeStruct((len(batch.draws), group), jnp.float32)
     placed = NamedSharding(layout.mesh, ROWS)
     return batch, *jax.tree.map(

@@ -185,7 +185,11 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
             ROWS,
         )
         batch = dataclasses.replace(batch, answers=rows)
-    if reward and not objective.needs_reference and not objective.needs_behaviour:
+    if (
+        reward
+        and not objective.needs_ref_log_probs
+        and not objective.needs_old_log_probs
+    ):
         step = make_train_step(
             rl_loss.make_rollout_and_loss(policy, objective, reward, config.group),
             *how,
@@ -202,12 +206,12 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         rollout_loss, *how, updates=updates, minibatches=minibatches, schedule=schedule
     )
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
-    reference = changed if objective.needs_reference else {}
+    ref_params = changed if objective.needs_ref_log_probs else {}
     rolled = abstract_rollouts(
-        rollout, state, batch, reference, setup.layout, config.group
+        rollout, state, batch, ref_params, setup.layout, config.group
     )
     return [
-        Program("rollout", rollout, (state, batch, reference)),
+        Program("rollout", rollout, (state, batch, ref_params)),
         Program("policy update", improvement, (state, rolled)),
     ]
 

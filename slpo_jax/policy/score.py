@@ -268,13 +268,13 @@ class _Pass:
     """One pass, before the head: `Scores.actions`, `Scores.action_log_probs`, and the states that predict tokens.
 
     Attributes:
-        before: hidden states of the answers, as these are packed, or [N, A, D] where no marker stands before them.
+        hidden: of the answers, as these are packed, or [N, A, D] where no marker stands before them.
         last_ND: the states that predict the token that halts, or None.
     """
 
     actions: Action
     action_log_probs: jax.Array | None
-    before: jax.Array
+    hidden: jax.Array
     last_ND: jax.Array | None
 
 
@@ -348,14 +348,14 @@ def _forward(
         )
 
     # The thought's last position predicts the token that halts and, without a marker, the first answer token.
-    before = hidden_BSD[:, thoughts.capacity :]
+    hidden = hidden_BSD[:, thoughts.capacity :]
     last_ND = None
     if can_halt(policy) or not config.closing_ids:
         hidden_NTD = thoughts.unpack(hidden_BSD[:, : thoughts.capacity])
         last_ND = _select_last(first_ND, hidden_NTD, trajectories.lengths)
         if not config.closing_ids:
-            before = one_later(last_ND, packed.answers.unpack(before))
-    return _Pass(actions, log_probs, before, last_ND if can_halt(policy) else None)
+            hidden = one_later(last_ND, packed.answers.unpack(hidden))
+    return _Pass(actions, log_probs, hidden, last_ND if can_halt(policy) else None)
 
 
 def _read_out(
@@ -375,7 +375,7 @@ def _read_out(
     last = passes.last_ND
 
     # The logits are linear in the hidden state. The choice to halt has a law of its own, or the answers' (Latent-GRPO).
-    scaled = passes.before
+    scaled = passes.hidden
     if temperature != 1.0:
         scaled = scaled / temperature
         if last is not None and policy.latent_policy.halts_as_answers:
@@ -383,7 +383,7 @@ def _read_out(
 
     # The answers' tokens: without a marker in places of their own, else in the packed ones behind the marker's.
     if not config.closing_ids:
-        hidden_NAD = passes.before
+        hidden_NAD = passes.hidden
         answered, _ = reasoner.log_probs(params, scaled, tokens_NA, packed.spoken_NA)
     else:
         closing = config.closing_slots
@@ -395,7 +395,7 @@ def _read_out(
         )
         unpack = over_passes(answers.unpack)
         answered = unpack(targeted)[..., closing:]
-        hidden_NAD = unpack(passes.before)[..., closing:, :]
+        hidden_NAD = unpack(passes.hidden)[..., closing:, :]
 
     # The choice to halt, after each thought's last step.
     halting = None

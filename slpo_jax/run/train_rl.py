@@ -208,7 +208,7 @@ def make_rl_step(
     *,
     reward: RewardFn | None = None,
     host_reward: HostRewardFn | None = None,
-    reference: Params | None = None,
+    ref_params: Params | None = None,
     schedule: optax.Schedule | None = None,
     batch_at: Callable[[int, int], Any] | None = None,
 ) -> StepFn:
@@ -218,16 +218,17 @@ def make_rl_step(
         optimizer, trained, layout, schedule: see `make_train_step`.
         reward: judges on the device, inside the program that rolls out.
         host_reward: judges on the host where there is no `reward`; each process asks for its own rows.
-        reference: the parameters that the stage changes, as they were at its start, for objectives that ask for them.
+        ref_params: the parameters that the stage changes, as they were at its start, for objectives that ask for them.
             They are laid out as the state's, in buffers of their own, since a step gives away the state's. Adapters
-            have none: the reasoner without them is the start.
+            have none: the reasoner without them is the reference.
         batch_at: (step, number) -> a further batch of a step, for dynamic sampling.
     """
     options = (optimizer, trained, layout, RL, rl.micro_batches)
-    looks_back = objective.needs_behaviour or objective.needs_reference
+    # Log-probabilities of the policy that rolls out, or of the stage's start, are taken before the first update.
+    needs_records = objective.needs_old_log_probs or objective.needs_ref_log_probs
 
     # One program rolls out, judges and improves, where the device judges and each rollout is learned from once.
-    if reward and not rl.dynamic_batches and not looks_back:
+    if reward and not rl.dynamic_batches and not needs_records:
         loss = make_rollout_and_loss(policy, objective, reward, rl.group, rl.unjudged)
         return make_train_step(loss, *options, schedule=schedule)
 
@@ -242,7 +243,6 @@ def make_rl_step(
         minibatches=objective.minibatches,
         schedule=schedule,
     )
-    start = reference if objective.needs_reference else {}
 
     # The rewards come with the rollouts from the device, or after them from the host.
     verdicts = None
@@ -255,7 +255,9 @@ def make_rl_step(
     )
 
     def roll_out(state: TrainState, batch):
-        batch, trajectories, rewards_BG = rollout_program(state, batch, start)
+        batch, trajectories, rewards_BG = rollout_program(
+            state, batch, ref_params or {}
+        )
         if verdicts:
             completions = completions_of(trajectories)
             rewards_BG = verdicts.rewards(
@@ -301,10 +303,10 @@ def train(plan: Plan) -> None:
     trained = trained_parts(experiment, params)
     trained_params = {part: params[part] for part in trained}
     optimizer = optimizer_of(experiment, objective, trained_params)
-    reference = None
-    if objective.needs_reference:
+    ref_params = None
+    if objective.needs_ref_log_probs:
         trained_params.pop(ADAPTER, None)
-        reference = copy_params(trained_params, experiment.layout)
+        ref_params = copy_params(trained_params, experiment.layout)
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, trained_params  # the state has its own
 
@@ -320,7 +322,7 @@ def train(plan: Plan) -> None:
         experiment.layout,
         reward=None if judges_truncated else experiment.reward.on_device,
         host_reward=host_reward(experiment, judges_truncated),
-        reference=reference,
+        ref_params=ref_params,
         schedule=make_schedule(plan.optimizer_config),
         batch_at=batch_at,
     )

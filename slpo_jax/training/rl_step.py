@@ -40,9 +40,9 @@ def make_rollout(
     micro_batches: int,
     unjudged: Unjudged = LOWEST,
 ):
-    """Make the first half, jitted: (state, batch, reference) -> (batch, trajectories, rewards [B, G] or None).
+    """Make the first half, jitted: (state, batch, ref_params) -> (batch, trajectories, rewards [B, G] or None).
 
-    `reference` is {} for an objective that doesn't ask for it.
+    `ref_params` is {} for an objective that doesn't ask for it.
 
     Args:
         reward: None leaves them to the host.
@@ -51,21 +51,25 @@ def make_rollout(
         unjudged: what a truncated completion earns, by a reward on the device.
     """
 
-    def one(params, reference, batch, key):
+    def one(params, ref_params, batch, key):
         # Before `stack`, which merges adapters, if there are any: without them the reasoner is the reference.
-        initial_params = {**params, **reference}
+        initial_params = {**params, **ref_params}
         params = policy.reasoner.stack(params)
         trajectories, rewards_BG = roll_out(
             policy, params, batch, reward, group, key, unjudged
         )
-        behaviour = None
-        if objective.needs_behaviour:
-            behaviour = objective.behaviour(policy, params, batch, trajectories)
-        start = None
-        if objective.needs_reference:
-            start = objective.reference(policy, initial_params, batch, trajectories)
+        old_log_probs = None
+        if objective.needs_old_log_probs:
+            old_log_probs = objective.compute_old_log_probs(
+                policy, params, batch, trajectories
+            )
+        ref_log_probs = None
+        if objective.needs_ref_log_probs:
+            ref_log_probs = objective.compute_ref_log_probs(
+                policy, initial_params, batch, trajectories
+            )
         trajectories = dataclasses.replace(
-            trajectories, behaviour=behaviour, reference=start
+            trajectories, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs
         )
         return trajectories, rewards_BG
 

@@ -82,8 +82,8 @@ def map_micro_batches(
 def take_minibatch(batch: Any, number: jax.Array, minibatches: int) -> Any:
     """Take every `minibatches`-th prompt, from `number` on, of arrays [B, ..] and [B*G, ..].
 
-    A prompt's G rows are consecutive. On however many devices the rows are, these are the same prompts, and equally many
-    on each.
+    A prompt's G rows are consecutive. On however many devices the rows are, these are the same prompts, and as many on
+    each.
     """
     prompts = min(x.shape[0] for x in jax.tree.leaves(batch))
 

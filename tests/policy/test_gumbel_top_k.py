@@ -297,8 +297,8 @@ def test_thoughts_without_a_weight_need_no_advantages(first_choice):
     def run(params):
         prompts = repeat_rows(PROMPTS, 2)
         made = sample(policies["signed"], params, prompts, keys_of(8), T)
-        before = grpo.behaviour(policies["signed"], params, batch, made)
-        made = made.replace(behaviour=before)
+        before = grpo.compute_old_log_probs(policies["signed"], params, batch, made)
+        made = made.replace(old_log_probs=before)
 
         def loss(params, policy):
             return grpo(policy, params, batch, made, rewards, jax.random.key(0))[0]

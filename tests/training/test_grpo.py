@@ -102,7 +102,7 @@ def test_latent_grpo_s_advantages_are_a_loop_s():
     advantages[0] = -np.abs(advantages[0])
     before_NC = rng.normal(-2, 1, (rows, T + A + 1)).astype(np.float32)
     thoughts = Trajectories(
-        np.zeros((rows, T, 1)), lengths, tokens, keys=None, behaviour=before_NC
+        np.zeros((rows, T, 1)), lengths, tokens, keys=None, old_log_probs=before_NC
     )
     found = GRPO(first_choice="best").keep_best_first(ADDITIVE, thoughts, advantages)
 
@@ -172,9 +172,9 @@ def found(frozen, before, start):
     options = {"dual_clip": 1.3, "first_choice": "best", "tempered": True}
     asked["latent_grpo"] = (GRPO(reduction="sum", **options, **weights), before)
 
-    def loss(params, objective, behaviour, reference=None):
+    def loss(params, objective, old_log_probs, ref_log_probs=None):
         trajectories = frozen.trajectories.replace(
-            behaviour=behaviour, reference=reference
+            old_log_probs=old_log_probs, ref_log_probs=ref_log_probs
         )
         policy = ADDITIVE.with_config(temperature=0.6)
         total, count, metrics = objective(
@@ -375,23 +375,25 @@ class Toy(Objective):
 
     updates_per_step: int = 1
     minibatches: int = 1
-    needs_reference: bool = False
+    needs_ref_log_probs: bool = False
 
-    def behaviour(self, policy, params, batch, trajectories):
+    def compute_old_log_probs(self, policy, params, batch, trajectories):
         return jnp.broadcast_to(params["w"], trajectories.lengths.shape)
 
-    reference = behaviour
+    compute_ref_log_probs = compute_old_log_probs
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        before_N = 0.0 if trajectories.behaviour is None else trajectories.behaviour
+        before_N = (
+            0.0 if trajectories.old_log_probs is None else trajectories.old_log_probs
+        )
         losses_N = (
             rewards_BG.reshape(-1)
             * trajectories.lengths
             * (params["w"] - before_N - 1.0) ** 2
         )
-        if trajectories.reference is not None:
+        if trajectories.ref_log_probs is not None:
             losses_N += (
-                trajectories.lengths * (params["w"] - trajectories.reference) ** 2
+                trajectories.lengths * (params["w"] - trajectories.ref_log_probs) ** 2
             )
         losses_N *= jax.random.uniform(key)
         width = params["w"] * rewards_BG.size, jnp.float32(rewards_BG.size)
@@ -437,7 +439,12 @@ def test_a_masked_rollout_is_out_of_the_loss(monkeypatch, reduction):
         monkeypatch.setattr(type(grpo), "_choices", lambda *_: chosen)
         start = log_probs[rows] - jnp.array([0.1, 0.9, 0.4])[rows][:, None]
         before = Trajectories(
-            None, None, None, None, behaviour=log_probs[rows] + 0.1, reference=start
+            None,
+            None,
+            None,
+            None,
+            old_log_probs=log_probs[rows] + 0.1,
+            ref_log_probs=start,
         )
         total, (count, _) = grpo._loss(
             None, None, None, None, before, jnp.array([rewards])
@@ -474,9 +481,11 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
             lambda tokens, index, _: verdicts(host_reward(tokens, index))
         )
         rl = rl_loss.RlConfig(group=GROUP, micro_batches=micro_batches)
-        how = dict(reward=reward, host_reward=host, reference=start)
+        how = dict(reward=reward, host_reward=host, ref_params=start)
         toy = Toy(
-            updates_per_step=updates, minibatches=minibatches, needs_reference=compares
+            updates_per_step=updates,
+            minibatches=minibatches,
+            needs_ref_log_probs=compares,
         )
         step = make_rl_step(POLICY, toy, rl, optimizer, ("w",), layout, **how)
         rows = []

@@ -160,7 +160,11 @@ def test_the_reference_is_the_reasoner_without_adapters_and_the_start_of_what_is
     _, trajectories, _ = roll.lower(*arguments).compile(compiler_options=FAST)(
         *arguments
     )
-    found = trajectories.reference
-    wanted = compiled(objective.reference, ADDITIVE)(start, BATCH, trajectories)
+    found = trajectories.ref_log_probs
+    wanted = compiled(objective.compute_ref_log_probs, ADDITIVE)(
+        start, BATCH, trajectories
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    assert np.abs(np.asarray(trajectories.behaviour) - np.asarray(found)).max() > 0.1
+    assert (
+        np.abs(np.asarray(trajectories.old_log_probs) - np.asarray(found)).max() > 0.1
+    )

@@ -146,7 +146,7 @@ class Grpo(Objective):
     detach_inputs: bool = False
 
     @property
-    def needs_reference(self) -> bool:
+    def needs_ref_log_probs(self) -> bool:
         return self.kl_weight > 0.0
 
     @property
@@ -154,8 +154,8 @@ class Grpo(Objective):
         return self.updates * self.minibatches
 
     @property
-    def needs_behaviour(self) -> bool:
-        return super().needs_behaviour or self.first_choice == "best"
+    def needs_old_log_probs(self) -> bool:
+        return super().needs_old_log_probs or self.first_choice == "best"
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
@@ -173,7 +173,7 @@ class Grpo(Objective):
                 f"{key}.temperature: 0 makes all rollouts of a prompt the same, as nothing else is drawn; give e.g. 1.0"
             )
 
-    def behaviour(self, policy, params, batch, trajectories):
+    def compute_old_log_probs(self, policy, params, batch, trajectories):
         """Return the log-probabilities of the choices, [N, C]."""
 
         def log_probs(*args):
@@ -183,8 +183,8 @@ class Grpo(Objective):
         _, log_probs_NC = at_capacity(log_probs, policy, params, batch, trajectories)
         return log_probs_NC
 
-    def reference(self, policy, params, batch, trajectories):
-        """Score the choices as `behaviour` does; a thought that is written down is fed as its tokens."""
+    def compute_ref_log_probs(self, policy, params, batch, trajectories):
+        """Score the choices as `compute_old_log_probs` does; a thought that is written down is fed as its tokens."""
         latent_policy = policy.latent_policy
         reasoner = policy.reasoner
         if latent_policy.says is not None:
@@ -194,7 +194,7 @@ class Grpo(Objective):
 
             plain = dataclasses.replace(latent_policy, feed=feed)
             policy = dataclasses.replace(policy, latent_policy=plain)
-        return self.behaviour(policy, params, batch, trajectories)
+        return self.compute_old_log_probs(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, (count, metrics) = at_capacity(
@@ -226,21 +226,21 @@ class Grpo(Objective):
         weights_NC = jnp.where(kept_N1, choices.weights, 0.0)
 
         # rho, which is 1 where nothing was chosen or no update came before, and the clipped objective.
-        before_NC = trajectories.behaviour
-        if before_NC is None:
-            before_NC = jax.lax.stop_gradient(choices.log_probs)
-        log_ratio_NC = jnp.where(made_NC, choices.log_probs - before_NC, 0.0)
+        old_NC = trajectories.old_log_probs
+        if old_NC is None:
+            old_NC = jax.lax.stop_gradient(choices.log_probs)
+        log_ratio_NC = jnp.where(made_NC, choices.log_probs - old_NC, 0.0)
         ratio_NC = jnp.exp(log_ratio_NC)
         gains_NC = clipped_gains(ratio_NC, advantages_NC, self.clip, self.dual_clip)
         is_clipped_NC = gains_NC != ratio_NC * advantages_NC
         clipped = jnp.sum(made_NC & is_clipped_NC)
         metrics: Sums = {}
-        if trajectories.behaviour is not None:
+        if trajectories.old_log_probs is not None:
             metrics["ratio"] = (jnp.sum(ratio_NC, where=made_NC), made_NC.sum())
 
         # The penalty for the distance from the start.
         if self.kl_weight:
-            away_NC = trajectories.reference - choices.log_probs
+            away_NC = trajectories.ref_log_probs - choices.log_probs
             kl_NC = k3(jnp.where(made_NC, away_NC, 0.0))
             gains_NC = gains_NC - self.kl_weight * kl_NC
             metrics["kl"] = (kl_NC.sum(), made_NC.sum())
@@ -312,7 +312,7 @@ class Grpo(Objective):
         made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
 
         # Of the positive rollouts of a group the likeliest is the one of the best mean log-probability.
-        mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
+        mean_N = jnp.mean(trajectories.old_log_probs, axis=1, where=made_NC)
         mean_BG = mean_N.reshape(advantages_BG.shape)
         first_BG = jax.vmap(best_positive)(advantages_BG, mean_BG)
         is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)

@@ -93,33 +93,33 @@ class Objective(Checked, abc.ABC):
         return 1
 
     @property
-    def needs_behaviour(self) -> bool:
-        """Whether `behaviour` is asked for before the first update, as it is for more than one."""
+    def needs_old_log_probs(self) -> bool:
+        """Whether `compute_old_log_probs` is asked for before the first update, as it is for more than one."""
         return self.updates_per_step > 1
 
-    def behaviour(
+    def compute_old_log_probs(
         self,
         policy: Policy,
         params: Params,
         batch: PromptedBatch,
         trajectories: Trajectories,
     ) -> Any:
-        """Return the later updates' record of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
+        """Return what updates compare with the policy that rolled out by, leaves [N, ..]: `Trajectories.old_log_probs`."""
         return None
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether it compares with the parameters that it started from: `reference` is asked for."""
+    def needs_ref_log_probs(self) -> bool:
+        """Whether it compares with the parameters that it started from: `compute_ref_log_probs` is asked for."""
         return False
 
-    def reference(
+    def compute_ref_log_probs(
         self,
         policy: Policy,
         params: Params,
         batch: PromptedBatch,
         trajectories: Trajectories,
     ) -> Any:
-        """Return its record of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
+        """Return the same of the policy that it started from, leaves [N, ..]: `Trajectories.ref_log_probs`.
 
         Args:
             params: those that it started from.
