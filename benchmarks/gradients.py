@@ -31,6 +31,7 @@ from benchmarks.measure.report import (
     markdown_table,
     run_command,
 )
+from slpo_jax.config.config import rl_of
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER
@@ -95,7 +96,7 @@ def measure(
 ) -> tuple[float, ...]:
     """`FIGURES` on these problems."""
     config = setup.config
-    policy = training_policy(setup, _WHOLE)
+    policy = training_policy(setup, rl_of(config.rl, _WHOLE))
     take = jax.jit(
         functools.partial(gradients, policy), static_argnames=("verifier", "group")
     )

@@ -150,10 +150,10 @@ def objectives(setup: Setup, own: bool = False) -> list[Program]:
 
 def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     """One step, or where answers are read on the host, or used again, its two halves."""
-    config = setup.config.rl
     reward = setup.reward.on_device
     objective = setup.config.objective[name]
-    policy = training_policy(setup, objective)
+    config = rl_of(setup.config.rl, objective)
+    policy = training_policy(setup, config)
     params = setup.abstract_params()
     params |= place(
         setup,
@@ -161,9 +161,11 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         EVERYWHERE,
     )
     trained = trained_parts(setup, params)
-    optimizer = optimizer_of(setup, objective, {part: params[part] for part in trained})
+    trained_params = {part: params[part] for part in trained}
+    rates = optimizer_config(config, objective)
+    optimizer = optimizer_of(rates, policy, objective, trained_params)
     how = (optimizer, trained, setup.layout, RL, config.micro_batches)
-    schedule = make_schedule(optimizer_config(setup, objective))
+    schedule = make_schedule(rates)
     state = abstract_state(params, trained, optimizer, setup.layout)
     batch = abstract_batch(
         setup.mesh,
@@ -172,9 +174,7 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         REFERENCE if reward else 0,
     )
     if own:
-        made = host_batches(
-            setup, config, rl_of(config, objective).steps, objective.needs_answers
-        )(0)
+        made = host_batches(setup, config, config.steps, objective.needs_answers)(0)
         batch = place(setup, made, ROWS)
     elif objective.needs_answers:
         rows = place(

@@ -11,7 +11,7 @@ from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import (
     Validation,
     close_stage,
-    host_rightness,
+    make_host_rightness,
     open_stage,
     prompted_batches,
     stage_params,
@@ -59,7 +59,7 @@ def train(stage: Stage) -> None:
         loss_fn = make_candidates_loss(policy, config)
         sample = functools.partial(with_lengths, policy, config)
         make_step = functools.partial(
-            make_host_step, sample=sample, host_reward=host_rightness(experiment)
+            make_host_step, sample=sample, host_reward=make_host_rightness(experiment)
         )
     state, step_fn = state_and_step(stage, params, trained, loss_fn, make_step)
     del params  # the state has its own

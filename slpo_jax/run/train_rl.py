@@ -20,7 +20,6 @@ import optax
 from absl import logging
 from jax.sharding import NamedSharding
 
-from slpo_jax.config.config import rl_of
 from slpo_jax.config.overrides import merge_settings
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
@@ -40,7 +39,7 @@ from slpo_jax.run.setup import Setup
 from slpo_jax.run.train_stage import (
     Validation,
     close_stage,
-    host_reward,
+    make_host_reward,
     note_finished,
     open_stage,
     prompted_batches,
@@ -96,9 +95,8 @@ def prepare(stage: Stage) -> Plan:
 
     # The objective fits the policy, and the adapters' kernels are the reasoner's.
     objective = experiment.config.objective[stage.name]
-    policy = training_policy(experiment, objective)
+    policy = training_policy(experiment, rl)
     objective.check(f"config.objective.{stage.name}", policy, rl.group)
-    config = optimizer_config(experiment, objective)
     if rl.lora.rank:
         params = experiment.abstract_params()
         jax.eval_shape(functools.partial(fresh_adapters, experiment), params)
@@ -128,7 +126,7 @@ def prepare(stage: Stage) -> Plan:
                 stage.name,
                 ", ".join(other_rewards),
             )
-    return Plan(stage, objective, policy, config)
+    return Plan(stage, objective, policy, optimizer_config(rl, objective))
 
 
 # ---------------------------------------------------------------------------
@@ -136,25 +134,28 @@ def prepare(stage: Stage) -> Plan:
 # ---------------------------------------------------------------------------
 
 
-def training_policy(setup: Setup, objective: Objective) -> Policy:
-    """Return the policy as an objective's rollouts use it."""
-    config = rl_of(setup.config.rl, objective)
+def training_policy(setup: Setup, rl: RlConfig) -> Policy:
+    """Return the policy as an objective's rollouts use it.
+
+    Args:
+        rl: with the objective's own settings, as `Stage.settings`.
+    """
     gated = setup.config.gate.enabled
-    stopping: Stopping = config.stopping if gated else "length"
+    stopping: Stopping = rl.stopping if gated else "length"
     policy = setup.policy.with_config(
         stopping=stopping,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
+        temperature=rl.temperature,
+        top_k=rl.top_k,
+        top_p=rl.top_p,
     )
 
     # `Reasoner.stack` merges adapters, once in each program.
     reasoner = policy.reasoner
-    if config.lora.rank:
-        reasoner = lora.merging(reasoner, config.lora.scale)
+    if rl.lora.rank:
+        reasoner = lora.merging(reasoner, rl.lora.scale)
 
     # Where thoughts don't end by themselves all latents are used, so capacities that differ in those alone are one.
-    capacities = config.capacities
+    capacities = rl.capacities
     thoughts = policy.latent_policy
     ends = (thoughts.ends, thoughts.halts, thoughts.says)
     if not gated and all(end is None for end in ends):
@@ -162,24 +163,26 @@ def training_policy(setup: Setup, objective: Objective) -> Policy:
     return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(capacities))
 
 
-def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
-    """Return `config.rl.optimizer`, with what the objective has of its own instead."""
-    rl = rl_of(setup.config.rl, objective)
+def optimizer_config(rl: RlConfig, objective: Objective) -> OptimizerConfig:
+    """Return the settings of the objective's optimizer, whose schedule counts updates.
+
+    Args:
+        rl: with the objective's own settings, as `Stage.settings`.
+    """
     updates = rl.steps * objective.updates_per_step
     return merge_settings(rl.optimizer, key="config.rl.optimizer", total_steps=updates)
 
 
 def optimizer_of(
-    setup: Setup, objective: Objective, trained: dict[str, Any]
+    config: OptimizerConfig, policy: Policy, objective: Objective, trained: Params
 ) -> optax.GradientTransformation:
     """Make the objective's optimizer, in which the latent policy's own parameters have rates of their own.
 
     Args:
         trained: the parameters that it changes, by their top-level names.
     """
-    config = optimizer_config(setup, objective)
     optimizer = make_optimizer(config)
-    rates = dict(setup.policy.latent_policy.rates)
+    rates = dict(policy.latent_policy.rates)
     rate = objective.latent_policy_learning_rate
     if LATENT_POLICY not in trained or (rate is None and not rates):
         return optimizer
@@ -302,7 +305,9 @@ def train(plan: Plan) -> None:
     params |= fresh_adapters(experiment, params)
     trained = trained_parts(experiment, params)
     trained_params = {part: params[part] for part in trained}
-    optimizer = optimizer_of(experiment, objective, trained_params)
+    optimizer = optimizer_of(
+        plan.optimizer_config, plan.policy, objective, trained_params
+    )
     ref_params = None
     if objective.needs_ref_log_probs:
         trained_params.pop(ADAPTER, None)
@@ -321,7 +326,7 @@ def train(plan: Plan) -> None:
         trained,
         experiment.layout,
         reward=None if judges_truncated else experiment.reward.on_device,
-        host_reward=host_reward(experiment, judges_truncated),
+        host_reward=make_host_reward(experiment, judges_truncated),
         ref_params=ref_params,
         schedule=make_schedule(plan.optimizer_config),
         batch_at=batch_at,

@@ -88,8 +88,8 @@ def host_batches(
     return batch
 
 
-def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
-    """Return the function that tells on the host what completions of the training set's problems earn.
+def make_host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
+    """Make the function that tells on the host what completions of the training set's problems earn.
 
     Args:
         with_truncated: see `Reward.judge`.
@@ -110,9 +110,9 @@ def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
     return earned
 
 
-def host_rightness(setup: Setup) -> HostRewardFn:
-    """Return the same with 1 for a completion that counts as right, and 0 for others, whatever they earn."""
-    judge = host_reward(setup)
+def make_host_rightness(setup: Setup) -> HostRewardFn:
+    """Make the same with 1 for a completion that counts as right, and 0 for others, whatever they earn."""
+    judge = make_host_reward(setup)
 
     def earned(
         tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray

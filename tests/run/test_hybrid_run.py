@@ -24,7 +24,7 @@ from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
-from slpo_jax.run.train_rl import optimizer_of, training_policy
+from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
 from slpo_jax.run.train_stage import stage_params
 from slpo_jax.training import rl_loss
 from small_run import load_config, train
@@ -69,11 +69,14 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own(hybrid):
     """Adam's first step is the rate, whatever the gradient."""
     experiment, params, _ = hybrid
     objective = experiment.config.objective["exact"]
-    policy = training_policy(experiment, objective)
+    rl = experiment.stage("exact").settings
+    policy = training_policy(experiment, rl)
     objective.check("config.objective.exact", policy, 4)
     assert len(policy.capacities) == 3  # thoughts differ in length
     trained = {name: params[name] for name in ("reasoner", "latent_policy")}
-    optimizer = optimizer_of(experiment, objective, trained)
+    optimizer = optimizer_of(
+        optimizer_config(rl, objective), policy, objective, trained
+    )
     gradient = jax.tree.map(jnp.ones_like, trained)
     updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(trained), trained)
     sizes = {

@@ -104,7 +104,7 @@ class Objective(Checked, abc.ABC):
         batch: PromptedBatch,
         trajectories: Trajectories,
     ) -> Any:
-        """Return what updates compare with the policy that rolled out by, leaves [N, ..]: `Trajectories.old_log_probs`."""
+        """Return what updates compare the policy that rolled out by, leaves [N, ..]: `Trajectories.old_log_probs`."""
         return None
 
     @property
