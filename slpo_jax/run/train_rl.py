@@ -264,7 +264,7 @@ def make_rl_step(
         if verdicts:
             completions = completions_of(trajectories)
             rewards_BG = verdicts.rewards(
-                completions, batch.draws, trajectories.lengths
+                completions, batch.noise_ids, trajectories.lengths
             )
         # The batch belongs to its trajectories: dynamic sampling takes groups of several.
         return batch, trajectories, rewards_BG

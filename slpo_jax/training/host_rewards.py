@@ -26,7 +26,7 @@ from slpo_jax.training.state import (
 )
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
-"""(completions int [N, A], `PromptedBatch.draws` of their prompts [N], latents of their thoughts int [N]) -> what they
+"""(completions int [N, A], `PromptedBatch.noise_ids` of their prompts [N], latents of their thoughts int [N]) -> what they
 earn, in numpy."""
 
 LOWEST = Unjudged()
@@ -57,7 +57,7 @@ class HostVerdicts:
         def settle(values_BGV):
             rewards_BG = values_BGV[..., 0]
             unjudged_BG = values_BGV[..., 1] > 0
-            if rule.is_of_all_truncated:
+            if rule.overrides_truncated:
                 unjudged_BG |= values_BGV[..., 2] > 0
             return rule.settle(rewards_BG, unjudged_BG)
 
@@ -253,7 +253,7 @@ def make_host_step(
 
     def step(state: TrainState, batch):
         batch, kept, tokens, latents = draw(state, batch, {})
-        rewards_BG = verdicts.rewards(tokens, batch.draws, latents)
+        rewards_BG = verdicts.rewards(tokens, batch.noise_ids, latents)
         judged = (batch, (kept, tokens), rewards_BG)
         return improve(state, judged)
 

@@ -180,11 +180,11 @@ def roll_out(
         reward: None leaves them unverified.
         group: G.
         key: the step's key.
-        unjudged: what a truncated completion earns; where it is nothing but wrong, 0, the reward says so itself.
+        unjudged: what a truncated completion earns; by "lowest" there is nothing to do: the reward gives it 0.
     Returns:
         `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G], NaN of what is masked.
     """
-    keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.draws, group)
+    keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.noise_ids, group)
     rules = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}
     rule = rules[policy.config.stopping]
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)
@@ -192,7 +192,7 @@ def roll_out(
         return trajectories, None
     references = repeat_rows(batch.references, group)
     rewards_N = reward(trajectories.completions, references).astype(jnp.float32)
-    if unjudged.is_of_all_truncated:
+    if unjudged.overrides_truncated:
         rewards_N = unjudged.settle(rewards_N, are_truncated(policy, trajectories))
     return trajectories, rewards_N.reshape(-1, group)
 

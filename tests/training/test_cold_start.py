@@ -55,7 +55,11 @@ def keys():
     fold = jax.random.fold_in
     step_key = fold(fold(jax.random.key(0), 1), 0)
     return jnp.stack(
-        [fold(fold(step_key, index), n) for index in PROBLEMS.draws for n in range(N)]
+        [
+            fold(fold(step_key, index), n)
+            for index in PROBLEMS.noise_ids
+            for n in range(N)
+        ]
     )
 
 
