@@ -96,7 +96,7 @@ def rollout_keys(
     index_B: jax.Array,
     group: int,
 ) -> jax.Array:
-    """Return keys [B*G] of G rollouts of each example, an example's in a row."""
+    """Return keys [B*G] of G rollouts of each example, an example's consecutive."""
     examples_N = jnp.repeat(index_B, group)
     rollouts_N = jnp.tile(jnp.arange(group), index_B.shape[0])
     return row_keys(key, examples_N, rollouts_N)

@@ -145,7 +145,7 @@ class PromptedBatch:
 
 
 def repeat_rows(tree, copies: int):
-    """Repeat each row `copies` times in a row."""
+    """Repeat each row `copies` times; copies are consecutive."""
     return jax.tree.map(
         lambda x: jnp.repeat(x, copies, axis=0),
         tree,
@@ -186,7 +186,7 @@ def encode_prompts(
 def encode_for_rollouts(
     reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig
 ) -> tuple[jax.Array, KVCache]:
-    """Encode prompts for N/B rollouts each, a prompt's in a row: hidden states of N rows, a prefix of B or N.
+    """Encode prompts for N/B rollouts each, a prompt's consecutive: hidden states of N rows, a prefix of B or N.
 
     Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own, and vmap lets
     them share the arrays that no noise has reached yet: embeddings and the first attention.
@@ -220,7 +220,7 @@ def encode_for_rollouts(
 
 
 def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
-    """Repeat rows, [B, ..] -> [N, ..], each N/B times in a row."""
+    """Repeat rows, [B, ..] -> [N, ..], each N/B consecutive times."""
     return jnp.repeat(
         x_B,
         rollouts // x_B.shape[0],

@@ -358,7 +358,7 @@ def sample(
     Args:
         params: all parts.
         prompts: B prompts; without noise a row's result does not depend on the other rows or on the padding.
-        keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
+        keys_N: one key a rollout, N/B consecutive ones for each prompt; see `noise.row_keys`.
         rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"; also 0 where no end marker
             follows or `LatentPolicy.halts` is there), unused for "sample".
         real_N: bool, False for rows that only fill up a batch: they end before they begin, so that no loop waits for

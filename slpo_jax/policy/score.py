@@ -207,7 +207,7 @@ def score(
 
     Args:
         params: all parts.
-        trajectories: N = B*G rows, a prompt's G rows in a row.
+        trajectories: N = B*G rows, a prompt's G consecutive.
         keys: of this pass, or of K passes by a leading axis, which the scores then have too; None: no noise.
         capacity: None has a slot for everything; slots beyond it are lost.
         advantages_NT: of the steps, constants, for a `LatentPolicy.signed` log_prob.

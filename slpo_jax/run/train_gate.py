@@ -78,7 +78,7 @@ def train(stage: Stage) -> None:
             if step >= settings.steps:
                 break
 
-            # It ends early where many validations in a row were no better.
+            # It ends early where many consecutive validations were no better.
             best_step = validation.facts["step"]
             if step - best_step >= patience:
                 if hosts.is_first():

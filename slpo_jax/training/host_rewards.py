@@ -26,8 +26,8 @@ from slpo_jax.training.state import (
 )
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
-"""(completions int [N, A], `PromptedBatch.noise_ids` of their prompts [N], latents of their thoughts int [N]) -> what they
-earn, in numpy."""
+"""(completions int [N, A], `PromptedBatch.noise_ids` of their prompts [N], latents of their thoughts int [N]) -> what
+they earn, in numpy."""
 
 LOWEST = Unjudged()
 _FACTS = 5  # of each completion, before its values by reward
@@ -84,7 +84,7 @@ class HostVerdicts:
         """Ask for the rewards of completions, float32 [B, N / B], where the rows are.
 
         Args:
-            tokens: int [.., A], of N completions, a prompt's in a row.
+            tokens: int [.., A], of N completions, a prompt's consecutive.
             latents: int [..], how many each one's thought took.
         """
         # A process asks once for all of its devices.
@@ -237,7 +237,7 @@ def make_host_step(
     The loss is of (batch, what is sampled, rewards float32 [B, N / B]).
 
     Args:
-        sample: (parameters, batch, the step's key) -> (anything, completions int [.., A], a prompt's in a row, and the
+        sample: (parameters, batch, the step's key) -> (anything, completions int [.., A], a prompt's consecutive, and the
             latents of each one's thought, int [..]).
         host_reward: each process asks for its own rows.
     """

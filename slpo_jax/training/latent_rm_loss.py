@@ -103,7 +103,7 @@ def complete(
 
     Args:
         policy: of the completions, whose noise may be elsewhere.
-        actions, lengths_N: of N thoughts, N/B of each prompt in a row.
+        actions, lengths_N: of N thoughts, N/B consecutive ones of each prompt.
     """
     # Each completion's thought, its problem, its number among the problem's, and which of the thought's it is.
     rows = lengths_N.shape[0]

@@ -182,7 +182,7 @@ def roll_out(
         key: the step's key.
         unjudged: what a truncated completion earns; by "lowest" there is nothing to do: the reward gives it 0.
     Returns:
-        `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G], NaN of what is masked.
+        `Trajectories` of B*G rows, a prompt's G consecutive, and float32 rewards [B, G], NaN of what is masked.
     """
     keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.noise_ids, group)
     rules = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}

@@ -27,7 +27,7 @@ from slpo_jax.training.rl_loss import extremes, roll_out, rollout_sums
 from slpo_jax.training.state import TrainState
 
 RolledBatch = tuple[PromptedBatch, Trajectories, jax.Array]
-"""Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
+"""Prompts [B], rollouts [B*G], a prompt's consecutive, and rewards [B, G]."""
 
 
 def make_rollout(

@@ -40,8 +40,8 @@ class TrainState:
         params: all parts.
         opt_state: the optimizer's, of the trained part of params.
         key: the run's base key; a step folds its number in, so resuming needs no other generator state.
-        skipped: int32 [2], steps that changed nothing because loss or gradient was not finite: all of them, and those
-            in a row up to now.
+        skipped: int32 [2], steps that changed nothing because loss or gradient was not finite: all of them, and
+            the consecutive ones up to now.
     """
 
     step: jax.Array
@@ -288,7 +288,7 @@ def make_train_step(
             part, state.opt_state, frozen, batch, key
         )
 
-        # Steps that changed nothing, all of them and those in a row.
+        # Steps that changed nothing, all of them and the consecutive ones up to now.
         none_in_a_row = state.skipped * jnp.array([1, 0])
         one_more = state.skipped + 1
         skipped = jnp.where(finite, none_in_a_row, one_more)

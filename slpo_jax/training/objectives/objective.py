@@ -72,7 +72,7 @@ class Objective(Checked, abc.ABC):
         """Return the sum of the loss, its divisor for the mean, such as B, and the objective's own metrics.
 
         Args:
-            trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
+            trajectories: N = B*G rows, a prompt's G consecutive; constants, as the rewards are.
             rewards_BG: float32, NaN of rollouts that are masked (`config.rl.truncated`), which add nothing.
             key: of the step, for noise beside the rollout's.
         """
