@@ -128,7 +128,8 @@ class Config:
         trackers: where rows of metrics.jsonl go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
-        max_skipped_steps: consecutive steps without a finite loss and gradient, which change nothing, before a run ends.
+        max_skipped_steps: consecutive steps without a finite loss and gradient before a run ends; they change
+            nothing.
         stuck_after: seconds in which none of several processes gets on before the one that is behind is named and the
             run ends; 0 is never.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.

@@ -263,7 +263,7 @@ def make_rl_step(
         )
         if verdicts:
             completions = completions_of(trajectories)
-            rewards_BG = verdicts.rewards(
+            rewards_BG = verdicts.ask(
                 completions, batch.noise_ids, trajectories.lengths
             )
         # The batch belongs to its trajectories: dynamic sampling takes groups of several.
