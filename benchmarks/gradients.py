@@ -44,7 +44,7 @@ from slpo_jax.run.setup import Setup
 from slpo_jax.run.train_rl import training_policy
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.objective import policy_gradient_loss
-from slpo_jax.training.rl_loss import make_batch, roll_out
+from slpo_jax.training.rollouts import make_batch, roll_out
 
 FIGURES = ("exact", "SLPO", "noise")
 _WHOLE = OBJECTIVES["pathwise"](estimator="reward", temperature=1.0, stop_weight=0.0)

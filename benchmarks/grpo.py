@@ -37,7 +37,7 @@ from slpo_jax.policy.policy import Prompts
 from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import replicate, shard_rows
 from slpo_jax.training.optimizer import make_optimizer
-from slpo_jax.training.rl_loss import RlConfig
+from slpo_jax.training.rl_config import RlConfig
 from slpo_jax.training.state import TrainState, init_state
 
 OURS = "slpo_jax"

@@ -34,7 +34,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.run_stages import check_stages
-from slpo_jax.training import rl_loss
+from slpo_jax.training import rl_loss, rollouts
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
@@ -414,7 +414,7 @@ def _mean_stop(policy) -> float:
     key = jax.random.key(1)
     batch = prompted_batch((ALWAYS,) * 4)
     roll_out = compiled(
-        lambda params: rl_loss.roll_out(
+        lambda params: rollouts.roll_out(
             policy, params, batch, rigged_reward, GROUP, key
         )
     )

@@ -11,7 +11,8 @@ from benchmarks.measure.workload import TRAINED, Parts, Workload
 from slpo_jax.policy import noise
 from slpo_jax.policy.score import used_slots
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, psum_all, replicate
-from slpo_jax.training.rl_loss import make_rollout_and_loss, roll_out
+from slpo_jax.training.rl_loss import make_rollout_and_loss
+from slpo_jax.training.rollouts import roll_out
 from slpo_jax.training.state import make_train_step
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")

@@ -20,7 +20,7 @@ from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.run.train_rl import optimizer_config, training_policy
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training.rollouts import make_batch
 
 CONFIG = "configs/soft_smollm2.py:grpo"
 DTYPES = ("float32", "bfloat16")  # that both sides are tried in

@@ -24,7 +24,7 @@ from slpo_jax.run.train_rl import training_policy
 from slpo_jax.runtime.mesh import Layout, shard_rows
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training.rollouts import make_batch
 from slpo_jax.training.state import TrainState, init_state
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/gate_training.py ColdStartConfig
     config.best_of_n           training/rejection_sampling.py BestOfNConfig
-    config.rl                  training/rl_loss.py       RlConfig
+    config.rl                  training/rl_config.py     RlConfig
     config.latent_rm           training/latent_rm_loss.py LatentRmConfig
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
     config.evaluate            evaluation/evaluator.py   EvaluateConfig
@@ -55,7 +55,7 @@ from slpo_jax.training.latent_rm_loss import LatentRmConfig
 from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rejection_sampling import BestOfNConfig
-from slpo_jax.training.rl_loss import RlConfig
+from slpo_jax.training.rl_config import RlConfig
 
 
 def _entry(

@@ -44,3 +44,6 @@ class Unjudged:
         return jnp.where(
             unjudged, jnp.min(rewards, initial=0.0, where=~unjudged), rewards
         )
+
+
+LOWEST = Unjudged()

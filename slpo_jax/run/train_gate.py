@@ -20,10 +20,10 @@ from slpo_jax.run.train_stage import (
 from slpo_jax.runtime import hosts
 from slpo_jax.training.gate_training import (
     make_candidates_loss,
+    make_host_step,
     make_loss,
     with_lengths,
 )
-from slpo_jax.training.host_rewards import make_host_step
 
 
 def prepare(stage: Stage) -> Stage:

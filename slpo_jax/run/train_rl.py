@@ -57,7 +57,8 @@ from slpo_jax.training.optimizer import (
     make_schedule,
     scale_rates,
 )
-from slpo_jax.training.rl_loss import RlConfig, make_rollout_and_loss, make_rollout_loss
+from slpo_jax.training.rl_config import RlConfig
+from slpo_jax.training.rl_loss import make_rollout_and_loss, make_rollout_loss
 from slpo_jax.training.rl_step import make_filtered_step, make_rollout
 from slpo_jax.training.state import TrainState, copy_params, init_state, make_train_step
 

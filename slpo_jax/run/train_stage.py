@@ -25,7 +25,7 @@ from slpo_jax.training.host_rewards import HostRewardFn
 from slpo_jax.training.loop import SUMS, StageLoop, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training.rollouts import make_batch
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 

@@ -1,9 +1,12 @@
 """The stopping gate's cold start: the first stop is supervised by correctness (paper section 4.1)."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from slpo_jax.models.attention import KVCache, join
 from slpo_jax.models.gate import stop_set_loss
@@ -20,9 +23,12 @@ from slpo_jax.policy.policy import (
 from slpo_jax.policy.rollout import Trajectories, replay, think
 from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.runtime.mesh import Layout
 from slpo_jax.settings import Checked, setting
+from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.state import LossFn
+from slpo_jax.training.rollouts import make_sampling
+from slpo_jax.training.state import LossFn, TrainState, make_train_step
 
 
 def _seen_before(
@@ -266,3 +272,43 @@ def _stop(
     tokens_N1A = jnp.take_along_axis(tokens_NCA, place_N11, axis=1)
     lengths_N = min_latents + place_N
     return dataclasses.replace(full, lengths=lengths_N, tokens=tokens_N1A[:, 0])
+
+
+def make_host_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    trained: tuple[str, ...],
+    layout: Layout,
+    stream: str,
+    micro_batches: int = 1,
+    *,
+    sample: Callable[..., tuple[Any, jax.Array, jax.Array]],
+    host_reward: HostRewardFn,
+    schedule: optax.Schedule | None = None,
+):
+    """Make a train step that asks the host between its two programs.
+
+    The loss is of (batch, what is sampled, rewards float32 [B, N / B]).
+
+    Args:
+        sample: (parameters, batch, the step's key) -> (anything, completions int [.., A], a prompt's consecutive, and
+            the latents of each one's thought, int [..]).
+        host_reward: each process asks for its own rows.
+    """
+
+    def sample_without(params, _, batch, key):
+        return sample(params, batch, key)
+
+    draw = make_sampling(sample_without, layout, stream, micro_batches)
+    improve = make_train_step(
+        loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule
+    )
+    verdicts = HostVerdicts(host_reward, layout.mesh)
+
+    def step(state: TrainState, batch):
+        batch, kept, tokens, latents = draw(state, batch, {})
+        rewards_BG = verdicts.ask(tokens, batch.noise_ids, latents)
+        judged = (batch, (kept, tokens), rewards_BG)
+        return improve(state, judged)
+
+    return verdicts.with_metrics(step)

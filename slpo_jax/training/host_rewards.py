@@ -1,7 +1,4 @@
-"""Rewards that are asked on the host: a program that samples, the verifiers, and a program that improves.
-
-Both programs draw as the one of a verifier on the device does.
-"""
+"""Rewards that are asked on the host, between a program that rolls out and one that improves."""
 
 import time
 from collections.abc import Callable
@@ -10,26 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding
 
-from slpo_jax.policy import noise
 from slpo_jax.rewards.reward import Verdicts
-from slpo_jax.rewards.unjudged import Unjudged
+from slpo_jax.rewards.unjudged import LOWEST, Unjudged
 from slpo_jax.runtime import backend
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, all_gather_params
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.training.state import (
-    LossFn,
     TrainState,
-    make_train_step,
-    map_micro_batches,
 )
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
 """(completions int [N, A], `PromptedBatch.noise_ids` of their prompts [N], latents of their thoughts int [N]) -> what
 they earn, in numpy."""
-
-LOWEST = Unjudged()
 
 
 class HostVerdicts:
@@ -178,79 +168,3 @@ def _now() -> float:
 def _on_host(rows: jax.Array) -> list[np.ndarray]:
     """Return what each device of this process has of an array, in the order of `addressable_shards`."""
     return [jax.device_get(shard.data) for shard in rows.addressable_shards]
-
-
-def make_sampling(
-    sample: Callable[..., tuple], layout: Layout, stream: str, micro_batches: int
-):
-    """Make a step's half before the verdicts, jitted: (state, batch, others) -> (batch, what is sampled of its rows).
-
-    Args:
-        sample: (parameters, others, part of the batch, the step's key) -> a tuple of arrays, whose rows are the part's.
-            The others are laid out as parameters.
-        layout, stream, micro_batches: see `make_train_step`.
-    """
-
-    def draw(state: TrainState, batch, extra):
-        specs = (layout.specs(state.params), layout.specs(extra))
-
-        def local(params, extra, batch, key):
-            params, extra = all_gather_params((params, extra), specs)
-
-            def of_part(part):
-                return sample(params, extra, part, key)
-
-            return map_micro_batches(of_part, batch, micro_batches)
-
-        key = noise.stream_key(state.key, stream, state.step)
-        everywhere = jax.shard_map(
-            local,
-            mesh=layout.mesh,
-            in_specs=(*specs, ROWS, EVERYWHERE),
-            out_specs=ROWS,
-            check_vma=False,
-        )
-        sampled = everywhere(state.params, extra, batch, key)
-        return batch, *sampled
-
-    return jax.jit(draw)
-
-
-def make_host_step(
-    loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
-    trained: tuple[str, ...],
-    layout: Layout,
-    stream: str,
-    micro_batches: int = 1,
-    *,
-    sample: Callable[..., tuple[Any, jax.Array, jax.Array]],
-    host_reward: HostRewardFn,
-    schedule: optax.Schedule | None = None,
-):
-    """Make a train step that asks the host between its two programs.
-
-    The loss is of (batch, what is sampled, rewards float32 [B, N / B]).
-
-    Args:
-        sample: (parameters, batch, the step's key) -> (anything, completions int [.., A], a prompt's consecutive, and
-            the latents of each one's thought, int [..]).
-        host_reward: each process asks for its own rows.
-    """
-
-    def sample_without(params, _, batch, key):
-        return sample(params, batch, key)
-
-    draw = make_sampling(sample_without, layout, stream, micro_batches)
-    improve = make_train_step(
-        loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule
-    )
-    verdicts = HostVerdicts(host_reward, layout.mesh)
-
-    def step(state: TrainState, batch):
-        batch, kept, tokens, latents = draw(state, batch, {})
-        rewards_BG = verdicts.ask(tokens, batch.noise_ids, latents)
-        judged = (batch, (kept, tokens), rewards_BG)
-        return improve(state, judged)
-
-    return verdicts.with_metrics(step)

@@ -19,7 +19,7 @@ from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows
 from slpo_jax.settings import Checked, FieldError, setting
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from slpo_jax.training.state import LossFn, map_micro_batches
 
 

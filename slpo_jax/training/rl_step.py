@@ -16,18 +16,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from slpo_jax.policy.policy import Policy, PromptedBatch
-from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.policy import Policy
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.rewards.unjudged import Unjudged
+from slpo_jax.rewards.unjudged import LOWEST, Unjudged
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
-from slpo_jax.training.host_rewards import LOWEST, make_sampling
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rl_loss import extremes, roll_out, rollout_sums
+from slpo_jax.training.rollouts import (
+    RolledBatch,
+    extremes,
+    make_sampling,
+    roll_out,
+    rollout_sums,
+)
 from slpo_jax.training.state import TrainState
-
-RolledBatch = tuple[PromptedBatch, Trajectories, jax.Array]
-"""Prompts [B], rollouts [B*G], a prompt's consecutive, and rewards [B, G]."""
 
 
 def make_rollout(

@@ -15,7 +15,8 @@ from slpo_jax.architectures.weights import backbone_weights, write_tree
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Prompts
 from slpo_jax.policy.rollout import NO_TOKEN
-from slpo_jax.training.rl_loss import make_rollout_loss, roll_out
+from slpo_jax.training.rl_loss import make_rollout_loss
+from slpo_jax.training.rollouts import roll_out
 from tiny import random_tree
 
 torch = pytest.importorskip("torch")

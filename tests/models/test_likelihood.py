@@ -10,7 +10,7 @@ from scipy import special
 
 from slpo_jax.models import likelihood
 from slpo_jax.models.likelihood import token_log_probs
-from slpo_jax.training import rl_loss
+from slpo_jax.training import rl_loss, rollouts
 from small_steps import (
     GROUP,
     OBJECTIVE,
@@ -267,7 +267,7 @@ def test_no_logits_of_a_step_are_whole(tiles, stage):
         batch = (
             batch,
             *jax.eval_shape(
-                lambda: rl_loss.roll_out(
+                lambda: rollouts.roll_out(
                     POLICY, params, batch, rigged_reward, GROUP, key
                 )
             ),

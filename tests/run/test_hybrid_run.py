@@ -26,7 +26,7 @@ from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
 from slpo_jax.run.train_stage import stage_params
-from slpo_jax.training import rl_loss
+from slpo_jax.training import rollouts
 from small_run import load_config, train
 from tiny import compiled
 
@@ -197,7 +197,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     def sampled(policy, params, prompts, keys_N, *rest):
         return Trajectories({}, tokens=tokens, keys=keys_N, **rollout)
 
-    monkeypatch.setattr(rl_loss, "sample", sampled)
+    monkeypatch.setattr(rollouts, "sample", sampled)
 
     def rolled_out(*_, **__):
         seen = dict.fromkeys(
@@ -216,7 +216,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     )
     judge = experiment.reward.on_device
     rewards = compiled(
-        lambda key: rl_loss.roll_out(experiment.policy, None, batch, judge, 1, key)[1]
+        lambda key: rollouts.roll_out(experiment.policy, None, batch, judge, 1, key)[1]
     )(experiment.key)
     assert rewards.tolist() == [[1.0]]
     asked = solver.Solver(experiment, params, "length", T)

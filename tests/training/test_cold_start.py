@@ -24,7 +24,7 @@ from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import gate_training
-from slpo_jax.training.host_rewards import make_host_step
+from slpo_jax.training.gate_training import make_host_step
 from slpo_jax.training.state import init_state, make_train_step
 from small_steps import (
     BATCH,

@@ -15,6 +15,7 @@ from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import Objective
+from slpo_jax.training.rl_config import RlConfig
 from slpo_jax.training.state import init_state
 from small_steps import layout_of
 from tiny import verdicts
@@ -101,7 +102,7 @@ def _run(draws, most, devices=1, on_host=False, steps=1):
         return verdicts(found)
 
     optimizer = optax.sgd(1.0)
-    rl = rl_loss.RlConfig(group=G, dynamic_batches=most)
+    rl = RlConfig(group=G, dynamic_batches=most)
     reward, host_reward = (None, host_reward) if on_host else (_reward, None)
     how = dict(reward=reward, host_reward=host_reward, batch_at=batch)
     step = make_rl_step(POLICY, Reader(), rl, optimizer, ("w",), layout, **how)

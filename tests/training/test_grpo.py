@@ -20,6 +20,7 @@ from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.objectives.grpo import Choices, clipped_gains
+from slpo_jax.training.rl_config import RlConfig
 from slpo_jax.training.state import copy_params, init_state
 from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
 from tiny import (
@@ -480,7 +481,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         host = host_reward and (
             lambda tokens, index, _: verdicts(host_reward(tokens, index))
         )
-        rl = rl_loss.RlConfig(group=GROUP, micro_batches=micro_batches)
+        rl = RlConfig(group=GROUP, micro_batches=micro_batches)
         how = dict(reward=reward, host_reward=host, ref_params=start)
         toy = Toy(
             updates_per_step=updates,

@@ -22,7 +22,7 @@ from slpo_jax.policy.noise import pass_keys
 from slpo_jax.policy.rollout import replay
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from small_steps import GROUP, REASONER, ROLLOUT, rigged_reward, small_params
 from tiny import USUAL, SlowReasoner, compiled
 

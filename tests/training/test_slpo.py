@@ -21,7 +21,7 @@ from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
 from slpo_jax.training.objectives.objective import policy_gradient_loss
 from slpo_jax.training.objectives.slpo import latent_log_likelihood, moments
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from small_steps import (
     BATCH,
     GROUP,
