@@ -59,6 +59,10 @@ class Stream(enum.IntEnum):
     REASONER = 1 << 30
 
 
+# Folded into a step's key, so that scoring has other noise than the rollouts that it scores.
+ROLLOUTS = 0
+SCORING = 1
+
 # Offsets of position keys, one for each kind of position; a kind has 2^20 positions.
 _LATENT = 0 << 20
 _PROMPT = 1 << 20

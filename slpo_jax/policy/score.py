@@ -197,7 +197,7 @@ def score(
     keys: PassKeys | None,
     capacity: Capacity | None = None,
     advantages_NT: jax.Array | None = None,
-    temperature: float = 1.0,
+    likelihood_temperature: float = 1.0,
 ) -> Scores:
     """Replay realised trajectories, teacher-forced, with fresh noise: all latent positions at once.
 
@@ -211,11 +211,12 @@ def score(
         keys: of this pass, or of K passes by a leading axis, which the scores then have too; None: no noise.
         capacity: None has a slot for everything; slots beyond it are lost.
         advantages_NT: of the steps, constants, for a `LatentPolicy.signed` log_prob.
-        temperature: of the law that the answers' tokens have their likelihood under, and so has halting where
-            `LatentPolicy.halts_as_answers`.
+        likelihood_temperature: of the law that the answers' tokens have their likelihood under, and so has halting
+            where `LatentPolicy.halts_as_answers`.
     Returns:
         `Scores` of N rows.
     """
+    # The config's temperature is that of drawn tokens, of which a pass has none: their likelihood has its own.
     if keys is None:
         policy = policy.without_noise()
         unused_N = jnp.broadcast_to(jax.random.key(0), trajectories.keys.shape)
@@ -250,7 +251,7 @@ def score(
         packed,
         over_passes,
         passes,
-        temperature,
+        likelihood_temperature,
     )
 
 
@@ -365,7 +366,7 @@ def _read_out(
     packed: _Packed,
     over_passes,
     passes: _Pass,
-    temperature,
+    likelihood_temperature,
 ) -> Scores:
     """Put the head on the hidden states of all passes at once: its products, and its gradient, are one."""
     reasoner = policy.reasoner
@@ -376,10 +377,10 @@ def _read_out(
 
     # The logits are linear in the hidden state. The choice to halt has a law of its own, or the answers' (Latent-GRPO).
     scaled = passes.hidden
-    if temperature != 1.0:
-        scaled = scaled / temperature
+    if likelihood_temperature != 1.0:
+        scaled = scaled / likelihood_temperature
         if last is not None and policy.latent_policy.halts_as_answers:
-            last = last / temperature
+            last = last / likelihood_temperature
 
     # The answers' tokens: without a marker in places of their own, else in the packed ones behind the marker's.
     if not config.closing_ids:

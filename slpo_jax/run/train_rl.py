@@ -7,6 +7,18 @@ The file reads from top to bottom, as the stage runs:
 3. The step: roll out G completions of each prompt, ask for their rewards, improve by the objective.
 4. `train`, the loop: steps, metrics, checkpoints, validations.
 
+The algorithm is in other files:
+
+    batch              training/rollouts.py: make_batch
+    rollout            training/rollouts.py: roll_out; its loops policy/rollout.py: sample
+    reward             rewards/reward.py: Reward.on_device; training/host_rewards.py: HostVerdicts.ask on the host
+    advantage          training/objectives/objective.py: Objective.advantages; formulas policy/advantage.py
+    log-probabilities  policy/score.py: score
+    loss               training/objectives/: an objective's __call__; training/rl_loss.py: make_rollout_loss
+    old and reference  training/rl_step.py: make_rollout
+    update             training/state.py: make_train_step
+    dynamic sampling   training/rl_step.py: make_filtered_step
+
 With `config.rl.lora` adapters are trained instead of the whole reasoner (`run/rl_adapters.py`).
 """
 
@@ -100,6 +112,7 @@ def prepare(stage: Stage) -> Plan:
     objective.check(f"config.objective.{stage.name}", policy, rl.group)
     if rl.lora.rank:
         params = experiment.abstract_params()
+        # Traced for what it raises alone.
         jax.eval_shape(functools.partial(fresh_adapters, experiment), params)
 
     # A step's prompts are cut into equal parts, for devices, micro-batches and the objective's minibatches.
@@ -228,7 +241,8 @@ def make_rl_step(
         batch_at: (step, number) -> a further batch of a step, for dynamic sampling.
     """
     options = (optimizer, trained, layout, RL, rl.micro_batches)
-    # Log-probabilities of the policy that rolls out, or of the stage's start, are taken before the first update.
+
+    # Records are log-probabilities of the policy that rolls out, or of the stage's start, taken before the update.
     needs_records = objective.needs_old_log_probs or objective.needs_ref_log_probs
 
     # One program rolls out, judges and improves, where the device judges and each rollout is learned from once.
@@ -252,13 +266,14 @@ def make_rl_step(
     verdicts = None
     if reward is None and host_reward is not None:
         verdicts = HostVerdicts(host_reward, layout.mesh, rl.unjudged)
-    rows = NamedSharding(layout.mesh, ROWS)
+
     # Jitted, since a step may move no constants to the devices.
+    rows = NamedSharding(layout.mesh, ROWS)
     completions_of = jax.jit(
         lambda trajectories: trajectories.completions, out_shardings=rows
     )
 
-    def roll_out(state: TrainState, batch):
+    def roll_out_and_judge(state: TrainState, batch):
         batch, trajectories, rewards_BG = rollout_program(
             state, batch, ref_params or {}
         )
@@ -271,13 +286,13 @@ def make_rl_step(
         return batch, trajectories, rewards_BG
 
     def step(state: TrainState, batch):
-        return improve(state, roll_out(state, batch))
+        return improve(state, roll_out_and_judge(state, batch))
 
     # Dynamic sampling (DAPO) rolls out further batches until enough groups have rewards that differ.
     if rl.dynamic_batches:
         assert batch_at is not None, "dynamic sampling needs further batches"
         step = make_filtered_step(
-            roll_out, improve, rl.dynamic_batches, batch_at, policy, layout
+            roll_out_and_judge, improve, rl.dynamic_batches, batch_at, policy, layout
         )
     return verdicts.with_metrics(step) if verdicts else step
 

@@ -25,8 +25,8 @@ class RlConfig(Checked):
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
         stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
-        capacities: shares of the latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
-            pair that a batch fits in is used, each a compiled program.
+        capacities: buckets of padded lengths: shares of the latent and answer slots that scoring has room for,
+            ascending to (1, 1). Each pair is a compiled program, and the smallest that a batch fits in is used.
         truncated: "lowest": a completion that is not judged, as it is truncated or a reward failed on it, earns what
             the lowest judged one of its batch earns, over all processes, and at most 0; "value": `truncated_value`;
             "masked": nothing, as it is out of loss and advantage (DAPO's overlong filtering); "judged": a truncated one

@@ -138,7 +138,7 @@ def _pad_prompts(rolled: RolledBatch, slots: int) -> RolledBatch:
 def make_filtered_step(
     roll_out: Callable[..., RolledBatch],
     improve: Callable,
-    most: int,
+    max_batches: int,
     batch_at: Callable[[int, int], Any],
     policy: Policy,
     layout: Layout,
@@ -152,7 +152,7 @@ def make_filtered_step(
     Args:
         roll_out: (state, batch) -> `RolledBatch`.
         improve: (state, `RolledBatch`) -> (state, metrics).
-        most: batches of a step.
+        max_batches: of a step.
         batch_at: (step, number) -> the step's second and later batches (number 1, 2, …), on the devices.
     """
     rows = NamedSharding(layout.mesh, ROWS)
@@ -177,7 +177,7 @@ def make_filtered_step(
         rolled = roll_out(state, batch)
         totals = jax.device_get(sum_metrics(rolled))
         batches = 1
-        while totals["mixed"][0] < size and batches < most:
+        while totals["mixed"][0] < size and batches < max_batches:
             # A batch is made on the host, which steps are otherwise not to wait for.
             with jax.transfer_guard("allow"):
                 batch = batch_at(number, batches)

@@ -77,7 +77,9 @@ def rolled(params):
     def run(params, keys):
         policy = _policy(temperature=1.0)
         out = sample(policy, params, PROMPTS, keys, T)
-        scores = score(policy, params, PROMPTS, out, None, temperature=ANSWER_HEAT)
+        scores = score(
+            policy, params, PROMPTS, out, None, likelihood_temperature=ANSWER_HEAT
+        )
         return out, scores
 
     return compiled(run)(params, keys_of(ROWS))

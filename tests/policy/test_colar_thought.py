@@ -73,7 +73,9 @@ def _rolled(policy, params, rows=ROWS, **changes):
 
     def run(params, keys):
         out = sample(policy, params, prompts, keys, T)
-        scores = score(policy, params, prompts, out, None, temperature=ANSWER_HEAT)
+        scores = score(
+            policy, params, prompts, out, None, likelihood_temperature=ANSWER_HEAT
+        )
         return out, scores
 
     return compiled(run)(params, keys_of(rows))

@@ -236,7 +236,7 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
     @compiled
     def run(params):
         made = sample(policy, params, prompts, keys_of(48), T)
-        how = {"advantages_NT": advantages, "temperature": 0.6}
+        how = {"advantages_NT": advantages, "likelihood_temperature": 0.6}
         return (
             made,
             score(policy, params, PROMPTS, made, None, **how),

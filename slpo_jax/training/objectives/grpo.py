@@ -351,7 +351,7 @@ class Grpo(Objective):
             None,
             capacity,
             advantages_NT=advantages_NT,
-            temperature=policy.config.temperature if self.tempered else 1.0,
+            likelihood_temperature=policy.config.temperature if self.tempered else 1.0,
         )
         log_probs = [kind.log_probs(params, scores) for kind in kinds]
         log_probs_NC = jnp.concatenate(log_probs, axis=1)

@@ -244,6 +244,8 @@ def policy_gradient_loss(
 ) -> jax.Array:
     """Sum over prompts of -1/G sum_i A_i l(xi_i | x), l a weighted sum of log-likelihoods (paper Prop. 2).
 
+    xi_i is rollout i: its thought, its answer and its length.
+
     Args:
         terms: (weight, float32 [N]) each, which are summed in this order.
         advantages_BG: stop-gradient advantages.
@@ -270,9 +272,10 @@ def at_capacity(
     trajectories,
     *constants,
 ):
-    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest sufficient capacity.
+    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` in the smallest bucket that it fits in.
 
-    Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
+    A capacity is a bucket of padded lengths: the slots that scoring has for latents and for answers. A program is
+    compiled for each of `Policy.capacities`; a switch chooses the smallest that these trajectories fit in, which
     makes loss and gradient together. Differentiating the switch itself would keep the residuals of every branch for its
     backward pass, not only those of the chosen one.
 
