@@ -114,7 +114,7 @@ def abstract_rollouts(
     """Shapes of what the second half of a step is given: (batch, trajectories, rewards [B, G]).
 
     Args:
-        rollout: the first half, `halves.make_rollout`.
+        rollout: the first half, `rl_step.make_rollout`.
         ref_params: the parameters that the stage started from, or {}, as the first half is given them.
     """
     _, trajectories, _ = jax.eval_shape(rollout, state, batch, ref_params)
