@@ -110,6 +110,7 @@ def prepare(stage: Stage) -> Plan:
     objective = experiment.config.objective[stage.name]
     policy = training_policy(experiment, rl)
     objective.check(f"config.objective.{stage.name}", policy, rl.group)
+    optimizer_settings = optimizer_config(rl, objective)
     if rl.lora.rank:
         params = experiment.abstract_params()
         # Traced for what it raises alone.
@@ -140,7 +141,7 @@ def prepare(stage: Stage) -> Plan:
                 stage.name,
                 ", ".join(other_rewards),
             )
-    return Plan(stage, objective, policy, optimizer_config(rl, objective))
+    return Plan(stage, objective, policy, optimizer_settings)
 
 
 # ---------------------------------------------------------------------------
