@@ -31,6 +31,7 @@ from benchmarks.measure.report import (
     markdown_table,
     run_command,
 )
+from slpo_jax.config.config import rl_of
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER
@@ -43,7 +44,7 @@ from slpo_jax.run.setup import Setup
 from slpo_jax.run.train_rl import training_policy
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.objective import policy_gradient_loss
-from slpo_jax.training.rl_loss import make_batch, roll_out
+from slpo_jax.training.rollouts import make_batch, roll_out
 
 FIGURES = ("exact", "SLPO", "noise")
 _WHOLE = OBJECTIVES["pathwise"](estimator="reward", temperature=1.0, stop_weight=0.0)
@@ -95,7 +96,7 @@ def measure(
 ) -> tuple[float, ...]:
     """`FIGURES` on these problems."""
     config = setup.config
-    policy = training_policy(setup, _WHOLE)
+    policy = training_policy(setup, rl_of(config.rl, _WHOLE))
     take = jax.jit(
         functools.partial(gradients, policy), static_argnames=("verifier", "group")
     )

@@ -37,7 +37,7 @@ from slpo_jax.policy.policy import Prompts
 from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import replicate, shard_rows
 from slpo_jax.training.optimizer import make_optimizer
-from slpo_jax.training.rl_loss import RlConfig
+from slpo_jax.training.rl_config import RlConfig
 from slpo_jax.training.state import TrainState, init_state
 
 OURS = "slpo_jax"
@@ -169,7 +169,7 @@ class Theirs:
     def inputs(self, number: int) -> tuple[Prompts, np.ndarray]:
         """Prompts and their problems' indices, a prompt's as often as it has rollouts."""
         batch = self.work.batch(number)
-        return batch.prompts, np.repeat(batch.draws, self.work.parts.group)
+        return batch.prompts, np.repeat(batch.noise_ids, self.work.parts.group)
 
     def measure(self, number: int) -> dict[str, float]:
         """Seconds of the step of a round, and of its parts."""

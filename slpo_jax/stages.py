@@ -7,7 +7,7 @@ Config = Any  # of `config`, which builds on this module
 
 Section = Literal["imitate", "cold_start", "best_of_n", "rl", "latent_rm", "evaluate"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
-"""What `config.stages` may hold, in this order: sections of the config. `run/SECTION.py` checks and trains each."""
+"""What `config.stages` may hold, in this order: sections of the config. A file in `slpo_jax.run` trains each."""
 
 IMITATE, COLD_START, BEST_OF_N, RL, LATENT_RM, EVALUATE = SECTIONS
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from slow_policy import factors_of, leave_one_out, rollouts_of, stop_log_prob
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from small_steps import (
     GROUP,
     PROMPTS,

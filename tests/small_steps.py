@@ -60,7 +60,7 @@ def rigged_reward(tokens, references):
 def host_reward_of(batch):
     """`rigged_reward` of a batch's problems without SECOND, on the host."""
     rules = dict(
-        zip(batch.draws.tolist(), batch.references[:, 0].tolist(), strict=True)
+        zip(batch.noise_ids.tolist(), batch.references[:, 0].tolist(), strict=True)
     )
 
     def host_reward(tokens_NA, index_N, latents_N):
@@ -90,7 +90,7 @@ IMITATION = POLICY.with_config(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains
 STAGES = {
     "rl": (
-        lambda: rl_loss.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP),
+        lambda: rl_loss.make_rollout_and_loss(POLICY, OBJECTIVE, rigged_reward, GROUP),
         ("reasoner", "gate"),
     ),
     "cold_start": (
@@ -120,7 +120,7 @@ def imitation_batch() -> curriculum.ImitationBatch:
     latents = np.array([2, 1, 3, 1], np.int32)
     stops = np.ones(BATCH, np.float32)
     return curriculum.ImitationBatch(
-        prompted.prompts, latents, suffix, prompted.draws, stops
+        prompted.prompts, latents, suffix, prompted.noise_ids, stops
     )
 
 

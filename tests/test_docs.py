@@ -34,7 +34,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.run_stages import check_stages
-from slpo_jax.training import rl_loss
+from slpo_jax.training import rl_loss, rollouts
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
@@ -379,7 +379,7 @@ PLAIN = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))
 
 def _step(policy, objective):
     """References -> gradient and metrics of one step's loss."""
-    loss_fn = rl_loss.make_loss(policy, objective, rigged_reward, GROUP)
+    loss_fn = rl_loss.make_rollout_and_loss(policy, objective, rigged_reward, GROUP)
     graded = compiled(jax.grad(loss_fn, has_aux=True))
 
     def step(references):
@@ -414,7 +414,7 @@ def _mean_stop(policy) -> float:
     key = jax.random.key(1)
     batch = prompted_batch((ALWAYS,) * 4)
     roll_out = compiled(
-        lambda params: rl_loss.roll_out(
+        lambda params: rollouts.roll_out(
             policy, params, batch, rigged_reward, GROUP, key
         )
     )

@@ -107,18 +107,18 @@ def abstract_rollouts(
     rollout: Any,
     state: TrainState,
     batch: PromptedBatch,
-    reference: Params,
+    ref_params: Params,
     layout: Layout,
     group: int,
 ) -> Any:
     """Shapes of what the second half of a step is given: (batch, trajectories, rewards [B, G]).
 
     Args:
-        rollout: the first half, `halves.make_rollout`.
-        reference: the parameters that the stage started from, or {}, as the first half is given them.
+        rollout: the first half, `rl_step.make_rollout`.
+        ref_params: the parameters that the stage started from, or {}, as the first half is given them.
     """
-    _, trajectories, _ = jax.eval_shape(rollout, state, batch, reference)
-    rewards = jax.ShapeDtypeStruct((len(batch.draws), group), jnp.float32)
+    _, trajectories, _ = jax.eval_shape(rollout, state, batch, ref_params)
+    rewards = jax.ShapeDtypeStruct((len(batch.noise_ids), group), jnp.float32)
     placed = NamedSharding(layout.mesh, ROWS)
     return batch, *jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),

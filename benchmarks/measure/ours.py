@@ -11,7 +11,8 @@ from benchmarks.measure.workload import TRAINED, Parts, Workload
 from slpo_jax.policy import noise
 from slpo_jax.policy.score import used_slots
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, psum_all, replicate
-from slpo_jax.training.rl_loss import make_loss, roll_out
+from slpo_jax.training.rl_loss import make_rollout_and_loss
+from slpo_jax.training.rollouts import roll_out
 from slpo_jax.training.state import make_train_step
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")
@@ -40,7 +41,9 @@ class Ours:
         self.lengths = np.zeros(0)
         seconds: dict[str, float] = {}
         parts = work.parts.at(passes, group)
-        loss_fn = make_loss(parts.policy, parts.objective, parts.reward, group)
+        loss_fn = make_rollout_and_loss(
+            parts.policy, parts.objective, parts.reward, group
+        )
         step = make_train_step(
             loss_fn, work.optimizer, TRAINED, Layout(work.mesh), "rl"
         )

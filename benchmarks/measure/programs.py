@@ -150,10 +150,10 @@ def objectives(setup: Setup, own: bool = False) -> list[Program]:
 
 def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     """One step, or where answers are read on the host, or used again, its two halves."""
-    config = setup.config.rl
     reward = setup.reward.on_device
     objective = setup.config.objective[name]
-    policy = training_policy(setup, objective)
+    config = rl_of(setup.config.rl, objective)
+    policy = training_policy(setup, config)
     params = setup.abstract_params()
     params |= place(
         setup,
@@ -161,9 +161,11 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         EVERYWHERE,
     )
     trained = trained_parts(setup, params)
-    optimizer = optimizer_of(setup, objective, {part: params[part] for part in trained})
+    trained_params = {part: params[part] for part in trained}
+    rates = optimizer_config(config, objective)
+    optimizer = optimizer_of(rates, policy, objective, trained_params)
     how = (optimizer, trained, setup.layout, RL, config.micro_batches)
-    schedule = make_schedule(optimizer_config(setup, objective))
+    schedule = make_schedule(rates)
     state = abstract_state(params, trained, optimizer, setup.layout)
     batch = abstract_batch(
         setup.mesh,
@@ -172,9 +174,7 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         REFERENCE if reward else 0,
     )
     if own:
-        made = host_batches(
-            setup, config, rl_of(config, objective).steps, objective.needs_answers
-        )(0)
+        made = host_batches(setup, config, config.steps, objective.needs_answers)(0)
         batch = place(setup, made, ROWS)
     elif objective.needs_answers:
         rows = place(
@@ -185,9 +185,13 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
             ROWS,
         )
         batch = dataclasses.replace(batch, answers=rows)
-    if reward and not objective.needs_reference and not objective.needs_behaviour:
+    if (
+        reward
+        and not objective.needs_ref_log_probs
+        and not objective.needs_old_log_probs
+    ):
         step = make_train_step(
-            rl_loss.make_loss(policy, objective, reward, config.group),
+            rl_loss.make_rollout_and_loss(policy, objective, reward, config.group),
             *how,
             schedule=schedule,
         )
@@ -196,18 +200,18 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         policy, objective, reward, config.group, setup.layout, RL, config.micro_batches
     )
     updates = objective.updates_per_step
-    slices = objective.rollout_parts
-    improved = rl_loss.make_improvement(policy, objective)
+    minibatches = objective.minibatches
+    rollout_loss = rl_loss.make_rollout_loss(policy, objective)
     improvement = make_train_step(
-        improved, *how, updates=updates, slices=slices, schedule=schedule
+        rollout_loss, *how, updates=updates, minibatches=minibatches, schedule=schedule
     )
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
-    reference = changed if objective.needs_reference else {}
+    ref_params = changed if objective.needs_ref_log_probs else {}
     rolled = abstract_rollouts(
-        rollout, state, batch, reference, setup.layout, config.group
+        rollout, state, batch, ref_params, setup.layout, config.group
     )
     return [
-        Program("rollout", rollout, (state, batch, reference)),
+        Program("rollout", rollout, (state, batch, ref_params)),
         Program("policy update", improvement, (state, rolled)),
     ]
 

@@ -13,13 +13,14 @@ import numpy as np
 from benchmarks.measure.workload import Parts, load_file
 from slpo_jax.checkpoints.export import export_reasoner
 from slpo_jax.config import read_config
+from slpo_jax.config.config import rl_of
 from slpo_jax.data.batches import batch_indices
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.run.train_rl import optimizer_config, training_policy
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training.rollouts import make_batch
 
 CONFIG = "configs/soft_smollm2.py:grpo"
 DTYPES = ("float32", "bfloat16")  # that both sides are tried in
@@ -75,7 +76,8 @@ def make_work(
         raise UserError(
             f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one"
         )
-    policy = training_policy(setup, objective).with_config(
+    rl = rl_of(config.rl, objective)
+    policy = training_policy(setup, rl).with_config(
         banned_ids=(*template.banned_ids, *template.eos_ids)
     )
     rounds = flags.warmup + flags.rounds
@@ -116,7 +118,7 @@ def make_work(
     }  # fmt: skip
     parts = Parts(policy, objective, reward, flags.samples)
     return Work(
-        setup, parts, optimizer_config(setup, objective), params, batch, verify, facts
+        setup, parts, optimizer_config(rl, objective), params, batch, verify, facts
     )
 
 

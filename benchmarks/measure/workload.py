@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.config import read_config
+from slpo_jax.config.config import rl_of
 from slpo_jax.config.registry import read_config_file
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
@@ -23,7 +24,7 @@ from slpo_jax.run.train_rl import training_policy
 from slpo_jax.runtime.mesh import Layout, shard_rows
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training.rollouts import make_batch
 from slpo_jax.training.state import TrainState, init_state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,7 +230,8 @@ def make_parts(experiment: Experiment) -> Parts:
     """The parts of the step that the config describes."""
     objective = experiment.config.objective["slpo"]
     assert isinstance(objective, Slpo)
-    policy = training_policy(experiment, objective)
+    rl = rl_of(experiment.config.rl, objective)
+    policy = training_policy(experiment, rl)
     return Parts(
         policy, objective, experiment.reward.on_device, experiment.config.rl.group
     )

@@ -267,7 +267,7 @@ def smoke(config: "Config") -> tuple["Config", str]:
 
     # Compile one program of each kind; a whole run gains from one for each shape.
     slots = max(config.prompt_slots)
-    parts = max([1, *(kind.rollout_parts for kind in config.objective.values())])
+    minibatches = max([1, *(kind.minibatches for kind in config.objective.values())])
     cut: dict[str, Any] = {
         "imitate.icot": {"all_from": 1, "tokens_per_epoch": 2**20},  # a step for the one token that is dropped
         "imitate.suffix_slots": (), "rl.capacities": ((1.0, 1.0),), "prompt_slots": (slots,), "log_every": 1,
@@ -275,7 +275,7 @@ def smoke(config: "Config") -> tuple["Config", str]:
     }  # fmt: skip
     for section in REASONER_STAGES:
         stage = getattr(config, section)
-        size = ROWS * parts if section == RL else ROWS
+        size = ROWS * minibatches if section == RL else ROWS
         cut[section] = {
             "batch_size": min(size, stage.batch_size // stage.micro_batches),
             "micro_batches": 1,

@@ -16,7 +16,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/gate_training.py ColdStartConfig
     config.best_of_n           training/rejection_sampling.py BestOfNConfig
-    config.rl                  training/rl_loss.py       RlConfig
+    config.rl                  training/rl_config.py     RlConfig
     config.latent_rm           training/latent_rm_loss.py LatentRmConfig
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
     config.evaluate            evaluation/evaluator.py   EvaluateConfig
@@ -55,7 +55,7 @@ from slpo_jax.training.latent_rm_loss import LatentRmConfig
 from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rejection_sampling import BestOfNConfig
-from slpo_jax.training.rl_loss import RlConfig
+from slpo_jax.training.rl_config import RlConfig
 
 
 def _entry(
@@ -128,7 +128,8 @@ class Config:
         trackers: where rows of metrics.jsonl go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
-        max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
+        max_skipped_steps: consecutive steps without a finite loss and gradient before a run ends; they change
+            nothing.
         stuck_after: seconds in which none of several processes gets on before the one that is behind is named and the
             run ends; 0 is never.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.

@@ -111,7 +111,7 @@ class EvaluateConfig:
 
 
 class RolloutBatch(NamedTuple):
-    """Rollouts of one call: prompts of B rows, and for N rollouts, N/B of each prompt in a row, which they are.
+    """Rollouts of one call: prompts of B rows, and for N rollouts, N/B consecutive ones of each prompt, which they are.
 
     Attributes:
         index_N, sample_N: int32, problem and number of the sample.

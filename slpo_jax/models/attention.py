@@ -25,8 +25,8 @@ class KVCache:
     Attributes:
         keys, values: one array [B, G, S, Dh] a layer, G key-value heads (heads before slots: no attention product needs
             a transpose); of a model whose layers are a loop, one array [layers, B, G, S, Dh].
-        valid: bool [B, S]. Used as a prefix, a cache of B rows may serve B*R rows (R in a row for each of its own);
-            `valid` may then have B*R rows, so that each sees a part of its own.
+        valid: bool [B, S]. Used as a prefix, a cache of B rows may serve B*R rows, R consecutive ones for each of its
+            own; `valid` may then have B*R rows, so that each sees a part of its own.
     """
 
     keys: tuple[jax.Array, ...] | jax.Array

@@ -60,7 +60,7 @@ def token_log_probs(
         ids = jnp.argmax(logits, axis=-1) if likeliest else None
         return log_probs, ids
 
-    # Many logits are computed in tiles, of positions in a row.
+    # Many logits are computed in tiles, of consecutive positions.
     mask_N = jnp.ones(tokens.size, bool)
     if mask is not None:
         mask_N = jnp.broadcast_to(mask, shape).reshape(-1)

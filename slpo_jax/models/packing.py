@@ -69,7 +69,7 @@ def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
     """Pack slots, the used ones first.
 
     Args:
-        used_NX: bool, N = B*group sequences, a row's G in a row.
+        used_NX: bool, N = B*group sequences, a row's G consecutive.
         capacity: S; used slots beyond it are lost, see `most_used`.
     """
     sequences, slots = used_NX.shape

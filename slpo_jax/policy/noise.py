@@ -59,6 +59,10 @@ class Stream(enum.IntEnum):
     REASONER = 1 << 30
 
 
+# Folded into a step's key, so that scoring has other noise than the rollouts that it scores.
+ROLLOUTS = 0
+SCORING = 1
+
 # Offsets of position keys, one for each kind of position; a kind has 2^20 positions.
 _LATENT = 0 << 20
 _PROMPT = 1 << 20
@@ -96,7 +100,7 @@ def rollout_keys(
     index_B: jax.Array,
     group: int,
 ) -> jax.Array:
-    """Return keys [B*G] of G rollouts of each example, an example's in a row."""
+    """Return keys [B*G] of G rollouts of each example, an example's consecutive."""
     examples_N = jnp.repeat(index_B, group)
     rollouts_N = jnp.tile(jnp.arange(group), index_B.shape[0])
     return row_keys(key, examples_N, rollouts_N)
@@ -228,7 +232,7 @@ def pass_keys(
 
     Args:
         key: the step's scoring key.
-        index_B: int, see `PromptedBatch.draws`: keys depend on it, not on places in the batch.
+        index_B: int, see `PromptedBatch.noise_ids`: keys depend on it, not on places in the batch.
         group, passes: G and K.
     """
     index_N = jnp.repeat(index_B, group)

@@ -132,7 +132,7 @@ class PromptedBatch:
     Attributes:
         prompts: of B rows.
         references: encoded for the verifier, uint8 [B, R].
-        draws: int [B], the numbers that keys are folded from, see `data.batches.draw_numbers`; the remainder by the
+        noise_ids: int [B], the numbers that keys are folded from, see `data.batches.draw_numbers`; the remainder by the
             number of problems is the problem.
         answers: int [B, A], the reference answers' tokens up to and including eos, then pad; None where no objective
             asks for them.
@@ -140,12 +140,12 @@ class PromptedBatch:
 
     prompts: Prompts
     references: Any
-    draws: Any
+    noise_ids: Any
     answers: Any = None
 
 
 def repeat_rows(tree, copies: int):
-    """Repeat each row `copies` times in a row."""
+    """Repeat each row `copies` times; copies are consecutive."""
     return jax.tree.map(
         lambda x: jnp.repeat(x, copies, axis=0),
         tree,
@@ -186,7 +186,7 @@ def encode_prompts(
 def encode_for_rollouts(
     reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig
 ) -> tuple[jax.Array, KVCache]:
-    """Encode prompts for N/B rollouts each, a prompt's in a row: hidden states of N rows, a prefix of B or N.
+    """Encode prompts for N/B rollouts each, a prompt's consecutive: hidden states of N rows, a prefix of B or N.
 
     Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own, and vmap lets
     them share the arrays that no noise has reached yet: embeddings and the first attention.
@@ -220,7 +220,7 @@ def encode_for_rollouts(
 
 
 def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
-    """Repeat rows, [B, ..] -> [N, ..], each N/B times in a row."""
+    """Repeat rows, [B, ..] -> [N, ..], each N/B consecutive times."""
     return jnp.repeat(
         x_B,
         rollouts // x_B.shape[0],

@@ -36,8 +36,8 @@ class Trajectories:
         tokens: int [N, A], generated answer tokens up to and including the one that ended the answer, then pad; all pad
             after a thought that said eos itself.
         keys: typed keys [N], of all the noise in a row.
-        behaviour: an objective's record of the policy that rolled them out, leaves [N, ..]; None: nothing.
-        reference: the same of the policy that the stage started from.
+        old_log_probs: by an objective, under the policy that rolled them out, leaves [N, ..]; None: nothing.
+        ref_log_probs: the same under the policy that the stage started from.
         said: int [N, T], the tokens that steps 1 .. tau are written down as; None where thought is silent.
     """
 
@@ -45,8 +45,8 @@ class Trajectories:
     lengths: jax.Array
     tokens: jax.Array
     keys: jax.Array
-    behaviour: Any = None
-    reference: Any = None
+    old_log_probs: Any = None
+    ref_log_probs: Any = None
     said: jax.Array | None = None
 
     @property
@@ -358,7 +358,7 @@ def sample(
     Args:
         params: all parts.
         prompts: B prompts; without noise a row's result does not depend on the other rows or on the padding.
-        keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
+        keys_N: one key a rollout, N/B consecutive ones for each prompt; see `noise.row_keys`.
         rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"; also 0 where no end marker
             follows or `LatentPolicy.halts` is there), unused for "sample".
         real_N: bool, False for rows that only fill up a batch: they end before they begin, so that no loop waits for

@@ -197,7 +197,7 @@ def score(
     keys: PassKeys | None,
     capacity: Capacity | None = None,
     advantages_NT: jax.Array | None = None,
-    temperature: float = 1.0,
+    likelihood_temperature: float = 1.0,
 ) -> Scores:
     """Replay realised trajectories, teacher-forced, with fresh noise: all latent positions at once.
 
@@ -207,14 +207,16 @@ def score(
 
     Args:
         params: all parts.
-        trajectories: N = B*G rows, a prompt's G rows in a row.
+        trajectories: N = B*G rows, a prompt's G consecutive.
         keys: of this pass, or of K passes by a leading axis, which the scores then have too; None: no noise.
         capacity: None has a slot for everything; slots beyond it are lost.
         advantages_NT: of the steps, constants, for a `LatentPolicy.signed` log_prob.
-        temperature: of the law that the answers' tokens have their likelihood under.
+        likelihood_temperature: of the law that the answers' tokens have their likelihood under, and so has halting
+            where `LatentPolicy.halts_as_answers`.
     Returns:
         `Scores` of N rows.
     """
+    # The config's temperature is that of drawn tokens, of which a pass has none: their likelihood has its own.
     if keys is None:
         policy = policy.without_noise()
         unused_N = jnp.broadcast_to(jax.random.key(0), trajectories.keys.shape)
@@ -249,7 +251,7 @@ def score(
         packed,
         over_passes,
         passes,
-        temperature,
+        likelihood_temperature,
     )
 
 
@@ -267,13 +269,13 @@ class _Pass:
     """One pass, before the head: `Scores.actions`, `Scores.action_log_probs`, and the states that predict tokens.
 
     Attributes:
-        before: hidden states of the answers, as these are packed, or [N, A, D] where no marker stands before them.
+        hidden: of the answers, as these are packed, or [N, A, D] where no marker stands before them.
         last_ND: the states that predict the token that halts, or None.
     """
 
     actions: Action
     action_log_probs: jax.Array | None
-    before: jax.Array
+    hidden: jax.Array
     last_ND: jax.Array | None
 
 
@@ -347,14 +349,14 @@ def _forward(
         )
 
     # The thought's last position predicts the token that halts and, without a marker, the first answer token.
-    before = hidden_BSD[:, thoughts.capacity :]
+    hidden = hidden_BSD[:, thoughts.capacity :]
     last_ND = None
     if can_halt(policy) or not config.closing_ids:
         hidden_NTD = thoughts.unpack(hidden_BSD[:, : thoughts.capacity])
         last_ND = _select_last(first_ND, hidden_NTD, trajectories.lengths)
         if not config.closing_ids:
-            before = one_later(last_ND, packed.answers.unpack(before))
-    return _Pass(actions, log_probs, before, last_ND if can_halt(policy) else None)
+            hidden = one_later(last_ND, packed.answers.unpack(hidden))
+    return _Pass(actions, log_probs, hidden, last_ND if can_halt(policy) else None)
 
 
 def _read_out(
@@ -364,38 +366,37 @@ def _read_out(
     packed: _Packed,
     over_passes,
     passes: _Pass,
-    temperature,
+    likelihood_temperature,
 ) -> Scores:
     """Put the head on the hidden states of all passes at once: its products, and its gradient, are one."""
     reasoner = policy.reasoner
     config = policy.config
     answers = packed.answers
     tokens_NA = trajectories.tokens
-    before = passes.before
     last = passes.last_ND
 
-    # The logits are linear in the hidden state.
-    if temperature != 1.0:
-        before, last = jax.tree.map(
-            lambda x: x / temperature,
-            (before, last),
-        )
+    # The logits are linear in the hidden state. The choice to halt has a law of its own, or the answers' (Latent-GRPO).
+    scaled = passes.hidden
+    if likelihood_temperature != 1.0:
+        scaled = scaled / likelihood_temperature
+        if last is not None and policy.latent_policy.halts_as_answers:
+            last = last / likelihood_temperature
 
     # The answers' tokens: without a marker in places of their own, else in the packed ones behind the marker's.
     if not config.closing_ids:
-        hidden_NAD = before
-        answered, _ = reasoner.log_probs(params, before, tokens_NA, packed.spoken_NA)
+        hidden_NAD = passes.hidden
+        answered, _ = reasoner.log_probs(params, scaled, tokens_NA, packed.spoken_NA)
     else:
         closing = config.closing_slots
         targets_NS = tokens_NA
         if closing:
             targets_NS = jnp.pad(tokens_NA, ((0, 0), (closing, 0)))
         targeted, _ = reasoner.log_probs(
-            params, before, answers.pack(targets_NS), answers.used_BS
+            params, scaled, answers.pack(targets_NS), answers.used_BS
         )
         unpack = over_passes(answers.unpack)
         answered = unpack(targeted)[..., closing:]
-        hidden_NAD = unpack(before)[..., closing:, :]
+        hidden_NAD = unpack(passes.hidden)[..., closing:, :]
 
     # The choice to halt, after each thought's last step.
     halting = None

@@ -34,7 +34,7 @@ _HEAD = "lm_head"
 _TABLES = ("wte", "embed_tokens")
 
 ScoreFn = Callable[[Policy, Any, Prompts, Trajectories], jax.Array]
-"""(policy, all parts of the parameters, prompts of B rows, trajectories of N rows, N/B of each prompt in a row)
+"""(policy, all parts of the parameters, prompts of B rows, trajectories of N rows, N/B consecutive ones of each prompt)
 -> float32 [N], the largest is the best."""
 
 
@@ -128,7 +128,7 @@ def latent_scores(
 
     Args:
         model: the reward model's parameters.
-        prompts: B; N/B thoughts of each, in a row.
+        prompts: B; N/B consecutive thoughts of each.
         latents_NTD: as they were fed.
     Returns:
         float32 [N, T]; 0 for a thought without latents.

@@ -23,7 +23,7 @@ class Unjudged:
     value: float = 0.0
 
     @property
-    def is_of_all_truncated(self) -> bool:
+    def overrides_truncated(self) -> bool:
         """Whether it is for every truncated completion, and not only for those that no reward has judged."""
         return self.way in ("value", "masked")
 
@@ -44,3 +44,6 @@ class Unjudged:
         return jnp.where(
             unjudged, jnp.min(rewards, initial=0.0, where=~unjudged), rewards
         )
+
+
+LOWEST = Unjudged()

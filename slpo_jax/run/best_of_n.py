@@ -8,7 +8,7 @@ from slpo_jax.run.experiment import Stage
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import (
     close_stage,
-    host_rightness,
+    make_host_rightness,
     open_stage,
     prompted_batches,
     stage_params,
@@ -67,7 +67,7 @@ def train(stage: Stage) -> None:
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
     on_device = experiment.reward.on_device
     host_verdicts = (
-        None if on_device else HostVerdicts(host_rightness(experiment), mesh)
+        None if on_device else HostVerdicts(make_host_rightness(experiment), mesh)
     )
     choose = make_choice(policy, on_device, config, mesh, host_verdicts)
     key = replicate(noise.stream_key(experiment.key, stage.name, 0), mesh)

@@ -82,7 +82,7 @@ class Stage:
 
     @property
     def section(self) -> Section:
-        """The config's section, and the file in `slpo_jax.run`, that it is trained by."""
+        """The config's section that it is trained by."""
         return section_of(self.name)
 
     @functools.cached_property

@@ -11,15 +11,19 @@ from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import (
     Validation,
     close_stage,
-    host_rightness,
+    make_host_rightness,
     open_stage,
     prompted_batches,
     stage_params,
     state_and_step,
 )
 from slpo_jax.runtime import hosts
-from slpo_jax.training.gate_training import make_improvement, make_loss, with_lengths
-from slpo_jax.training.host_rewards import make_host_step
+from slpo_jax.training.gate_training import (
+    make_candidates_loss,
+    make_host_step,
+    make_loss,
+    with_lengths,
+)
 
 
 def prepare(stage: Stage) -> Stage:
@@ -52,10 +56,10 @@ def train(stage: Stage) -> None:
         loss_fn = make_loss(policy, experiment.reward.on_device, config)
         make_step = None
     else:
-        loss_fn = make_improvement(policy, config)
+        loss_fn = make_candidates_loss(policy, config)
         sample = functools.partial(with_lengths, policy, config)
         make_step = functools.partial(
-            make_host_step, sample=sample, host_reward=host_rightness(experiment)
+            make_host_step, sample=sample, host_reward=make_host_rightness(experiment)
         )
     state, step_fn = state_and_step(stage, params, trained, loss_fn, make_step)
     del params  # the state has its own
@@ -74,7 +78,7 @@ def train(stage: Stage) -> None:
             if step >= settings.steps:
                 break
 
-            # It ends early where many validations in a row were no better.
+            # It ends early where many consecutive validations were no better.
             best_step = validation.facts["step"]
             if step - best_step >= patience:
                 if hosts.is_first():

@@ -7,6 +7,18 @@ The file reads from top to bottom, as the stage runs:
 3. The step: roll out G completions of each prompt, ask for their rewards, improve by the objective.
 4. `train`, the loop: steps, metrics, checkpoints, validations.
 
+The algorithm is in other files:
+
+    batch              training/rollouts.py: make_batch
+    rollout            training/rollouts.py: roll_out; its loops policy/rollout.py: sample
+    reward             rewards/reward.py: Reward.on_device; training/host_rewards.py: HostVerdicts.ask on the host
+    advantage          training/objectives/objective.py: Objective.advantages; formulas policy/advantage.py
+    log-probabilities  policy/score.py: score
+    loss               training/objectives/: an objective's __call__; training/rl_loss.py: make_rollout_loss
+    old and reference  training/rl_step.py: make_rollout
+    update             training/state.py: make_train_step
+    dynamic sampling   training/rl_step.py: make_filtered_step
+
 With `config.rl.lora` adapters are trained instead of the whole reasoner (`run/rl_adapters.py`).
 """
 
@@ -20,7 +32,6 @@ import optax
 from absl import logging
 from jax.sharding import NamedSharding
 
-from slpo_jax.config.config import rl_of
 from slpo_jax.config.overrides import merge_settings
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
@@ -40,7 +51,7 @@ from slpo_jax.run.setup import Setup
 from slpo_jax.run.train_stage import (
     Validation,
     close_stage,
-    host_reward,
+    make_host_reward,
     note_finished,
     open_stage,
     prompted_batches,
@@ -58,7 +69,8 @@ from slpo_jax.training.optimizer import (
     make_schedule,
     scale_rates,
 )
-from slpo_jax.training.rl_loss import RlConfig, make_improvement, make_loss
+from slpo_jax.training.rl_config import RlConfig
+from slpo_jax.training.rl_loss import make_rollout_and_loss, make_rollout_loss
 from slpo_jax.training.rl_step import make_filtered_step, make_rollout
 from slpo_jax.training.state import TrainState, copy_params, init_state, make_train_step
 
@@ -96,18 +108,19 @@ def prepare(stage: Stage) -> Plan:
 
     # The objective fits the policy, and the adapters' kernels are the reasoner's.
     objective = experiment.config.objective[stage.name]
-    policy = training_policy(experiment, objective)
+    policy = training_policy(experiment, rl)
     objective.check(f"config.objective.{stage.name}", policy, rl.group)
-    config = optimizer_config(experiment, objective)
+    optimizer_settings = optimizer_config(rl, objective)
     if rl.lora.rank:
         params = experiment.abstract_params()
+        # Traced for what it raises alone.
         jax.eval_shape(functools.partial(fresh_adapters, experiment), params)
 
     # A step's prompts are cut into equal parts, for devices, micro-batches and the objective's minibatches.
-    parts = objective.rollout_parts
-    if rl.batch_size % (devices * rl.micro_batches * parts):
+    minibatches = objective.minibatches
+    if rl.batch_size % (devices * rl.micro_batches * minibatches):
         raise UserError(
-            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={rl.batch_size} "
+            f"config.objective.{stage.name}.minibatches: {minibatches} do not cut config.rl.batch_size={rl.batch_size} "
             f"into equal parts for {devices} devices x {rl.micro_batches} micro-batches; change one of them"
         )
 
@@ -128,7 +141,7 @@ def prepare(stage: Stage) -> Plan:
                 stage.name,
                 ", ".join(other_rewards),
             )
-    return Plan(stage, objective, policy, config)
+    return Plan(stage, objective, policy, optimizer_settings)
 
 
 # ---------------------------------------------------------------------------
@@ -136,25 +149,28 @@ def prepare(stage: Stage) -> Plan:
 # ---------------------------------------------------------------------------
 
 
-def training_policy(setup: Setup, objective: Objective) -> Policy:
-    """Return the policy as an objective's rollouts use it."""
-    config = rl_of(setup.config.rl, objective)
+def training_policy(setup: Setup, rl: RlConfig) -> Policy:
+    """Return the policy as an objective's rollouts use it.
+
+    Args:
+        rl: with the objective's own settings, as `Stage.settings`.
+    """
     gated = setup.config.gate.enabled
-    stopping: Stopping = config.stopping if gated else "length"
+    stopping: Stopping = rl.stopping if gated else "length"
     policy = setup.policy.with_config(
         stopping=stopping,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
+        temperature=rl.temperature,
+        top_k=rl.top_k,
+        top_p=rl.top_p,
     )
 
-    # Adapters are merged in every forward pass.
+    # `Reasoner.stack` merges adapters, once in each program.
     reasoner = policy.reasoner
-    if config.lora.rank:
-        reasoner = lora.merging(reasoner, config.lora.scale)
+    if rl.lora.rank:
+        reasoner = lora.merging(reasoner, rl.lora.scale)
 
     # Where thoughts don't end by themselves all latents are used, so capacities that differ in those alone are one.
-    capacities = config.capacities
+    capacities = rl.capacities
     thoughts = policy.latent_policy
     ends = (thoughts.ends, thoughts.halts, thoughts.says)
     if not gated and all(end is None for end in ends):
@@ -162,24 +178,26 @@ def training_policy(setup: Setup, objective: Objective) -> Policy:
     return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(capacities))
 
 
-def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
-    """Return `config.rl.optimizer`, with what the objective has of its own instead."""
-    rl = rl_of(setup.config.rl, objective)
+def optimizer_config(rl: RlConfig, objective: Objective) -> OptimizerConfig:
+    """Return the settings of the objective's optimizer, whose schedule counts updates.
+
+    Args:
+        rl: with the objective's own settings, as `Stage.settings`.
+    """
     updates = rl.steps * objective.updates_per_step
     return merge_settings(rl.optimizer, key="config.rl.optimizer", total_steps=updates)
 
 
 def optimizer_of(
-    setup: Setup, objective: Objective, trained: dict[str, Any]
+    config: OptimizerConfig, policy: Policy, objective: Objective, trained: Params
 ) -> optax.GradientTransformation:
     """Make the objective's optimizer, in which the latent policy's own parameters have rates of their own.
 
     Args:
         trained: the parameters that it changes, by their top-level names.
     """
-    config = optimizer_config(setup, objective)
     optimizer = make_optimizer(config)
-    rates = dict(setup.policy.latent_policy.rates)
+    rates = dict(policy.latent_policy.rates)
     rate = objective.latent_policy_learning_rate
     if LATENT_POLICY not in trained or (rate is None and not rates):
         return optimizer
@@ -208,7 +226,7 @@ def make_rl_step(
     *,
     reward: RewardFn | None = None,
     host_reward: HostRewardFn | None = None,
-    reference: Params | None = None,
+    ref_params: Params | None = None,
     schedule: optax.Schedule | None = None,
     batch_at: Callable[[int, int], Any] | None = None,
 ) -> StepFn:
@@ -218,54 +236,64 @@ def make_rl_step(
         optimizer, trained, layout, schedule: see `make_train_step`.
         reward: judges on the device, inside the program that rolls out.
         host_reward: judges on the host where there is no `reward`; each process asks for its own rows.
-        reference: the parameters that the stage changes, as they were at its start, for objectives that ask for them.
+        ref_params: the parameters that the stage changes, as they were at its start, for objectives that ask for them.
             They are laid out as the state's, in buffers of their own, since a step gives away the state's. Adapters
-            have none: the reasoner without them is the start.
+            have none: the reasoner without them is the reference.
         batch_at: (step, number) -> a further batch of a step, for dynamic sampling.
     """
     options = (optimizer, trained, layout, RL, rl.micro_batches)
-    looks_back = objective.needs_behaviour or objective.needs_reference
+
+    # Records are log-probabilities of the policy that rolls out, or of the stage's start, taken before the update.
+    needs_records = objective.needs_old_log_probs or objective.needs_ref_log_probs
 
     # One program rolls out, judges and improves, where the device judges and each rollout is learned from once.
-    if reward and not rl.dynamic_batches and not looks_back:
-        loss = make_loss(policy, objective, reward, rl.group, rl.unjudged)
+    if reward and not rl.dynamic_batches and not needs_records:
+        loss = make_rollout_and_loss(policy, objective, reward, rl.group, rl.unjudged)
         return make_train_step(loss, *options, schedule=schedule)
 
     # Else one program rolls out, and another one improves, several times if the objective says so.
-    sample = make_rollout(
+    rollout_program = make_rollout(
         policy, objective, reward, rl.group, layout, RL, rl.micro_batches, rl.unjudged
     )
     improve = make_train_step(
-        make_improvement(policy, objective),
+        make_rollout_loss(policy, objective),
         *options,
         updates=objective.updates_per_step,
-        slices=objective.rollout_parts,
+        minibatches=objective.minibatches,
         schedule=schedule,
     )
-    start = reference if objective.needs_reference else {}
 
     # The rewards come with the rollouts from the device, or after them from the host.
     verdicts = None
     if reward is None and host_reward is not None:
         verdicts = HostVerdicts(host_reward, layout.mesh, rl.unjudged)
-    rows = NamedSharding(layout.mesh, ROWS)
-    tokens_of = jax.jit(lambda rollouts: rollouts.completions, out_shardings=rows)
 
-    def roll_out(state: TrainState, batch):
-        batch, rollouts, rewards_BG = sample(state, batch, start)
+    # Jitted, since a step may move no constants to the devices.
+    rows = NamedSharding(layout.mesh, ROWS)
+    completions_of = jax.jit(
+        lambda trajectories: trajectories.completions, out_shardings=rows
+    )
+
+    def roll_out_and_judge(state: TrainState, batch):
+        batch, trajectories, rewards_BG = rollout_program(
+            state, batch, ref_params or {}
+        )
         if verdicts:
-            tokens = tokens_of(rollouts)
-            rewards_BG = verdicts.rewards(tokens, batch.draws, rollouts.lengths)
-        return batch, rollouts, rewards_BG
+            completions = completions_of(trajectories)
+            rewards_BG = verdicts.ask(
+                completions, batch.noise_ids, trajectories.lengths
+            )
+        # The batch belongs to its trajectories: dynamic sampling takes groups of several.
+        return batch, trajectories, rewards_BG
 
     def step(state: TrainState, batch):
-        return improve(state, roll_out(state, batch))
+        return improve(state, roll_out_and_judge(state, batch))
 
     # Dynamic sampling (DAPO) rolls out further batches until enough groups have rewards that differ.
     if rl.dynamic_batches:
         assert batch_at is not None, "dynamic sampling needs further batches"
         step = make_filtered_step(
-            roll_out, improve, rl.dynamic_batches, batch_at, policy, layout
+            roll_out_and_judge, improve, rl.dynamic_batches, batch_at, policy, layout
         )
     return verdicts.with_metrics(step) if verdicts else step
 
@@ -294,11 +322,13 @@ def train(plan: Plan) -> None:
     params |= fresh_adapters(experiment, params)
     trained = trained_parts(experiment, params)
     trained_params = {part: params[part] for part in trained}
-    optimizer = optimizer_of(experiment, objective, trained_params)
-    reference = None
-    if objective.needs_reference:
+    optimizer = optimizer_of(
+        plan.optimizer_config, plan.policy, objective, trained_params
+    )
+    ref_params = None
+    if objective.needs_ref_log_probs:
         trained_params.pop(ADAPTER, None)
-        reference = copy_params(trained_params, experiment.layout)
+        ref_params = copy_params(trained_params, experiment.layout)
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, trained_params  # the state has its own
 
@@ -313,8 +343,8 @@ def train(plan: Plan) -> None:
         trained,
         experiment.layout,
         reward=None if judges_truncated else experiment.reward.on_device,
-        host_reward=host_reward(experiment, judges_truncated),
-        reference=reference,
+        host_reward=make_host_reward(experiment, judges_truncated),
+        ref_params=ref_params,
         schedule=make_schedule(plan.optimizer_config),
         batch_at=batch_at,
     )

@@ -25,7 +25,7 @@ from slpo_jax.training.host_rewards import HostRewardFn
 from slpo_jax.training.loop import SUMS, StageLoop, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training.rollouts import make_batch
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
@@ -82,13 +82,13 @@ def host_batches(
     """
     seed = setup.config.seed
     size = settings.batch_size
-    parts = setup.mesh.size * settings.micro_batches
-    most = setup.train.most_tokens(seed, steps, size, parts)
+    shards = setup.mesh.size * settings.micro_batches
+    max_tokens = setup.train.most_tokens(seed, steps, size, shards)
     answer_slots = setup.policy.config.answer_slots if answers else 0
 
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
-        *before, place = range(step, step + (number + 1) * steps, steps)
+        *earlier_steps, place = range(step, step + (number + 1) * steps, steps)
         return make_batch(
             setup.train,
             place,
@@ -96,17 +96,17 @@ def host_batches(
             size,
             setup.prompt_slots,
             setup.references,
-            0 if number else most,
-            parts,
+            0 if number else max_tokens,
+            shards,
             answer_slots=answer_slots,
-            before=before,
+            earlier_steps=earlier_steps,
         )
 
     return batch
 
 
-def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
-    """Return the function that tells on the host what completions of the training set's problems earn.
+def make_host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
+    """Make the function that tells on the host what completions of the training set's problems earn.
 
     Args:
         with_truncated: see `Reward.judge`.
@@ -127,9 +127,9 @@ def host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn:
     return earned
 
 
-def host_rightness(setup: Setup) -> HostRewardFn:
-    """Return the same with 1 for a completion that counts as right, and 0 for others, whatever they earn."""
-    judge = host_reward(setup)
+def make_host_rightness(setup: Setup) -> HostRewardFn:
+    """Make the same with 1 for a completion that counts as right, and 0 for others, whatever they earn."""
+    judge = make_host_reward(setup)
 
     def earned(
         tokens_NA: np.ndarray, index_N: np.ndarray, latents_N: np.ndarray

@@ -1,9 +1,12 @@
 """The stopping gate's cold start: the first stop is supervised by correctness (paper section 4.1)."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from slpo_jax.models.attention import KVCache, join
 from slpo_jax.models.gate import stop_set_loss
@@ -20,9 +23,12 @@ from slpo_jax.policy.policy import (
 from slpo_jax.policy.rollout import Trajectories, replay, think
 from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.runtime.mesh import Layout
 from slpo_jax.settings import Checked, setting
+from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.state import LossFn
+from slpo_jax.training.rollouts import make_sampling
+from slpo_jax.training.state import LossFn, TrainState, make_train_step
 
 
 def _seen_before(
@@ -150,7 +156,7 @@ def candidates_of(
 ):
     """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
     params = policy.reasoner.stack(params)
-    keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
+    keys_N = noise.rollout_keys(key, batch.noise_ids, config.trajectories)
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
 
 
@@ -178,7 +184,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
     Metrics: `loss`, of which `answer_log_likelihood` is a part; `valid_share`, the trajectories with a valid length;
     `right_share`, the candidates that are right; `expected_length`, the mean of tau under the gate's law.
     """
-    improve = make_improvement(policy, config)
+    candidates_loss = make_candidates_loss(policy, config)
 
     def loss_fn(params, batch: PromptedBatch, key):
         params = policy.reasoner.stack(params)
@@ -188,13 +194,13 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         copies = config.trajectories * candidates
         references = repeat_rows(batch.references, copies)
         rewards = reward(tokens_NCA.reshape(-1, slots), references)
-        rewards = rewards.reshape(len(batch.draws), -1)
-        return improve(params, (batch, (actions, tokens_NCA), rewards), key)
+        rewards = rewards.reshape(len(batch.noise_ids), -1)
+        return candidates_loss(params, (batch, (actions, tokens_NCA), rewards), key)
 
     return loss_fn
 
 
-def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
+def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
     """Make the loss of (batch, candidates, rewards [B, N * C / B]): `make_loss` after the verdicts; 1 is right."""
 
     def loss_fn(
@@ -204,7 +210,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         steps_T = jnp.arange(1, policy.config.max_latents + 1)
         params = policy.reasoner.stack(params)
         rows, candidates, _ = tokens_NCA.shape
-        keys_N = noise.rollout_keys(key, batch.draws, config.trajectories)
+        keys_N = noise.rollout_keys(key, batch.noise_ids, config.trajectories)
         rewards_NC = rewards.reshape(rows, -1)
         right_NC = rewards_NC >= 1
         too_short = config.min_latents - 1
@@ -266,3 +272,43 @@ def _stop(
     tokens_N1A = jnp.take_along_axis(tokens_NCA, place_N11, axis=1)
     lengths_N = min_latents + place_N
     return dataclasses.replace(full, lengths=lengths_N, tokens=tokens_N1A[:, 0])
+
+
+def make_host_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    trained: tuple[str, ...],
+    layout: Layout,
+    stream: str,
+    micro_batches: int = 1,
+    *,
+    sample: Callable[..., tuple[Any, jax.Array, jax.Array]],
+    host_reward: HostRewardFn,
+    schedule: optax.Schedule | None = None,
+):
+    """Make a train step that asks the host between its two programs.
+
+    The loss is of (batch, what is sampled, rewards float32 [B, N / B]).
+
+    Args:
+        sample: (parameters, batch, the step's key) -> (anything, completions int [.., A], a prompt's consecutive, and
+            the latents of each one's thought, int [..]).
+        host_reward: each process asks for its own rows.
+    """
+
+    def sample_without(params, _, batch, key):
+        return sample(params, batch, key)
+
+    draw = make_sampling(sample_without, layout, stream, micro_batches)
+    improve = make_train_step(
+        loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule
+    )
+    verdicts = HostVerdicts(host_reward, layout.mesh)
+
+    def step(state: TrainState, batch):
+        batch, kept, tokens, latents = draw(state, batch, {})
+        rewards_BG = verdicts.ask(tokens, batch.noise_ids, latents)
+        judged = (batch, (kept, tokens), rewards_BG)
+        return improve(state, judged)
+
+    return verdicts.with_metrics(step)

@@ -1,7 +1,4 @@
-"""Rewards that are asked on the host: a program that samples, the verifiers, and a program that improves.
-
-Both programs draw as the one of a verifier on the device does.
-"""
+"""Rewards that are asked on the host, between a program that rolls out and one that improves."""
 
 import time
 from collections.abc import Callable
@@ -10,22 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding
 
-from slpo_jax.policy import noise
 from slpo_jax.rewards.reward import Verdicts
-from slpo_jax.rewards.unjudged import Unjudged
+from slpo_jax.rewards.unjudged import LOWEST, Unjudged
 from slpo_jax.runtime import backend
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, all_gather_params
-from slpo_jax.training.state import LossFn, TrainState, by_slices, make_train_step
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
+from slpo_jax.training.state import (
+    TrainState,
+)
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
-"""(completions int [N, A], `PromptedBatch.draws` of their prompts [N], latents of their thoughts int [N]) -> what they
-earn, in numpy."""
-
-LOWEST = Unjudged()
-_FACTS = 5  # of each completion, before its values by reward
+"""(completions int [N, A], `PromptedBatch.noise_ids` of their prompts [N], latents of their thoughts int [N]) -> what
+they earn, in numpy."""
 
 
 class HostVerdicts:
@@ -39,124 +33,121 @@ class HostVerdicts:
     """
 
     def __init__(self, host_reward: HostRewardFn, mesh: Mesh, rule: Unjudged = LOWEST):
-        self._ask = host_reward
+        self._host_reward = host_reward
         self._rows = NamedSharding(mesh, ROWS)
 
-        # Of one step, which may roll out several batches.
+        # Of one step, which may roll out several batches: verdicts whose leaves are [B, G].
         self._names: tuple[str, ...] = ()
-        self._values: list[jax.Array] = []  # [B, G, _FACTS + rewards] of each batch
+        self._verdicts: list[Verdicts] = []
         self._seconds = 0.0
 
         everywhere = NamedSharding(mesh, EVERYWHERE)
 
-        def settle(values_BGV):
-            rewards_BG = values_BGV[..., 0]
-            unjudged_BG = values_BGV[..., 1] > 0
-            if rule.is_of_all_truncated:
-                unjudged_BG |= values_BGV[..., 2] > 0
-            return rule.settle(rewards_BG, unjudged_BG)
+        def settle(verdicts: Verdicts):
+            unjudged_BG = verdicts.unjudged
+            if rule.overrides_truncated:
+                unjudged_BG |= verdicts.cut
+            return rule.settle(verdicts.total, unjudged_BG)
 
-        def sums(values_BGV):
-            facts_BGV = values_BGV[..., :_FACTS]
-            _, unjudged_BG, _, failed_BG, right_BG = jnp.moveaxis(facts_BGV, -1, 0)
-            is_solved_B = right_BG.max(axis=1) > 0
-            by_name_BGV = values_BGV[..., _FACTS:]
-            is_given_BGV = ~jnp.isnan(by_name_BGV)
+        def sums(verdicts: Verdicts):
+            # Of each reward, over the completions that it judged: (sum, count).
+            by_name = {}
+            for name, values_BG in verdicts.by_name.items():
+                is_given_BG = ~jnp.isnan(values_BG)
+                by_name[name] = (
+                    jnp.sum(values_BG, where=is_given_BG),
+                    is_given_BG.sum(),
+                )
             return {
-                "unjudged": unjudged_BG.sum(),
-                "reward_failed": failed_BG.sum(),
-                "solved": is_solved_B.sum(),
-                "values": jnp.sum(by_name_BGV, axis=(0, 1), where=is_given_BGV),
-                "given": is_given_BGV.sum(axis=(0, 1)),
+                "unjudged": verdicts.unjudged.sum(),
+                "reward_failed": verdicts.failed.sum(),
+                "solved": verdicts.right.any(axis=1).sum(),
+                "by_name": by_name,
             }
 
         self._settle = jax.jit(settle, out_shardings=self._rows)
         self._sums = jax.jit(sums, out_shardings=everywhere)
 
-    def rewards(
-        self, tokens: jax.Array, index_B: jax.Array, latents: jax.Array
+    def ask(
+        self, tokens: jax.Array, noise_ids_B: jax.Array, latents: jax.Array
     ) -> jax.Array:
-        """Ask for the rewards of completions, float32 [B, N / B], where the rows are.
+        """Ask for the rewards of completions, float32 [B, N / B], where the rows are; the step's account has them.
 
         Args:
-            tokens: int [.., A], of N completions, a prompt's in a row.
+            tokens: int [.., A], of N completions, a prompt's consecutive.
+            noise_ids_B: see `PromptedBatch.noise_ids`.
             latents: int [..], how many each one's thought took.
         """
         # A process asks once for all of its devices.
-        indices = _on_host(index_B)
+        ids_of_devices = _on_host(noise_ids_B)
         *_, slots = tokens.shape
         tokens_NA = [part.reshape(-1, slots) for part in _on_host(tokens)]
         latents_N = [part.reshape(-1) for part in _on_host(latents)]
-        index_N: list[np.ndarray] = []
-        for rows, index in zip(tokens_NA, indices, strict=True):
-            copies = len(rows) // len(index)
-            index_N.append(np.repeat(index, copies))
+        ids_N: list[np.ndarray] = []
+        for rows, ids in zip(tokens_NA, ids_of_devices, strict=True):
+            copies = len(rows) // len(ids)
+            ids_N.append(np.repeat(ids, copies))
 
         # A verifier may compute with jax, which a step is otherwise not to do with what the host has.
         start = _now()
         with jax.transfer_guard("allow"):
-            verdict = self._ask(
+            verdicts = self._host_reward(
                 np.concatenate(tokens_NA),
-                np.concatenate(index_N),
+                np.concatenate(ids_N),
                 np.concatenate(latents_N),
             )
         self._seconds += _now() - start
-        self._names = tuple(verdict.by_name)
-
-        # The columns of `values_BGV`: facts first, then the value of each reward.
-        columns = [
-            verdict.total,
-            verdict.unjudged,
-            verdict.cut,
-            verdict.failed,
-            verdict.right,
-            *verdict.by_name.values(),
-        ]
-        values_NV = np.stack(columns, axis=1).astype(np.float32)
+        self._names = tuple(verdicts.by_name)  # in order, which jax does not keep
 
         # Each device gets its rows back.
         ends = np.cumsum([len(rows) for rows in tokens_NA])
-        parts = np.split(values_NV, ends[:-1])
-        shards = index_B.addressable_shards
-        placed: list[jax.Array] = []
-        for part, index, shard in zip(parts, indices, shards, strict=True):
-            groups = part.reshape(len(index), -1, len(columns))
-            placed.append(jax.device_put(groups, shard.device))
-        _, *shape_of_prompt = placed[0].shape
-        shape = (len(index_B), *shape_of_prompt)
-        values_BGV = jax.make_array_from_single_device_arrays(shape, self._rows, placed)
-        self._values.append(values_BGV)
-        return self._settle(values_BGV)
+        shards = noise_ids_B.addressable_shards
+
+        def place(values_N: np.ndarray) -> jax.Array:
+            if np.issubdtype(values_N.dtype, np.floating):
+                values_N = values_N.astype(np.float32)
+            placed: list[jax.Array] = []
+            parts = np.split(values_N, ends[:-1])
+            for part, ids, shard in zip(parts, ids_of_devices, shards, strict=True):
+                groups = part.reshape(len(ids), -1)
+                placed.append(jax.device_put(groups, shard.device))
+            shape = (len(noise_ids_B), placed[0].shape[1])
+            return jax.make_array_from_single_device_arrays(shape, self._rows, placed)
+
+        placed_verdicts = jax.tree.map(place, verdicts)
+        self._verdicts.append(placed_verdicts)
+        return self._settle(placed_verdicts)
 
     def with_metrics(self, step: Callable) -> Callable:
-        """Return the step with the verdicts' metrics, of all batches that it has rolled out."""
+        """Return the step with the verdicts' metrics, of all batches that it has rolled out.
+
+        Each call begins a new account: `ask` adds to that of the step that is under way.
+        """
 
         def judge_step(state: TrainState, batch):
-            self._values = []
+            self._verdicts = []
             self._seconds = 0.0
             state, metrics = step(state, batch)
 
             # (sum, count) over all batches of the step.
-            sums: list[dict[str, np.ndarray]] = []
-            prompts = 0
-            rollouts = 0
-            for values_BGV in self._values:
-                sums.append(jax.device_get(self._sums(values_BGV)))
-                batch_size, group, _ = values_BGV.shape
-                prompts += batch_size
-                rollouts += batch_size * group
+            sums: list[dict[str, Any]] = []
+            num_prompts = 0
+            num_rollouts = 0
+            for verdicts in self._verdicts:
+                sums.append(jax.device_get(self._sums(verdicts)))
+                batch_size, group = verdicts.total.shape
+                num_prompts += batch_size
+                num_rollouts += batch_size * group
             total = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *sums)
             totals = {
-                "unjudged": (total["unjudged"], rollouts),
-                "reward_failed": (total["reward_failed"], rollouts),
+                "unjudged": (total["unjudged"], num_rollouts),
+                "reward_failed": (total["reward_failed"], num_rollouts),
             }
             if "solved" in metrics:
-                totals["solved"] = (total["solved"], prompts)
+                totals["solved"] = (total["solved"], num_prompts)
             if len(self._names) > 1:
-                for place, name in enumerate(self._names):
-                    value = total["values"][place]
-                    given = total["given"][place]
-                    totals[f"reward/{name}"] = (value, given)
+                for name in self._names:
+                    totals[f"reward/{name}"] = total["by_name"][name]
 
             # They stand beside the step's own metrics, or in their place.
             for name, (value, count) in totals.items():
@@ -177,79 +168,3 @@ def _now() -> float:
 def _on_host(rows: jax.Array) -> list[np.ndarray]:
     """Return what each device of this process has of an array, in the order of `addressable_shards`."""
     return [jax.device_get(shard.data) for shard in rows.addressable_shards]
-
-
-def make_sampling(
-    sample: Callable[..., tuple], layout: Layout, stream: str, micro_batches: int
-):
-    """Make a step's half before the verdicts, jitted: (state, batch, others) -> (batch, what is sampled of its rows).
-
-    Args:
-        sample: (parameters, others, part of the batch, the step's key) -> a tuple of arrays, whose rows are the part's.
-            The others are laid out as parameters.
-        layout, stream, micro_batches: see `make_train_step`.
-    """
-
-    def draw(state: TrainState, batch, extra):
-        specs = (layout.specs(state.params), layout.specs(extra))
-
-        def local(params, extra, batch, key):
-            params, extra = all_gather_params((params, extra), specs)
-
-            def of_part(part):
-                return sample(params, extra, part, key)
-
-            return by_slices(of_part, batch, micro_batches)
-
-        key = noise.stream_key(state.key, stream, state.step)
-        everywhere = jax.shard_map(
-            local,
-            mesh=layout.mesh,
-            in_specs=(*specs, ROWS, EVERYWHERE),
-            out_specs=ROWS,
-            check_vma=False,
-        )
-        sampled = everywhere(state.params, extra, batch, key)
-        return batch, *sampled
-
-    return jax.jit(draw)
-
-
-def make_host_step(
-    loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
-    trained: tuple[str, ...],
-    layout: Layout,
-    stream: str,
-    micro_batches: int = 1,
-    *,
-    sample: Callable[..., tuple[Any, jax.Array, jax.Array]],
-    host_reward: HostRewardFn,
-    schedule: optax.Schedule | None = None,
-):
-    """Make a train step that asks the host between its two programs.
-
-    The loss is of (batch, what is sampled, rewards float32 [B, N / B]).
-
-    Args:
-        sample: (parameters, batch, the step's key) -> (anything, completions int [.., A], a prompt's in a row, and the
-            latents of each one's thought, int [..]).
-        host_reward: each process asks for its own rows.
-    """
-
-    def sample_without(params, _, batch, key):
-        return sample(params, batch, key)
-
-    draw = make_sampling(sample_without, layout, stream, micro_batches)
-    improve = make_train_step(
-        loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule
-    )
-    verdicts = HostVerdicts(host_reward, layout.mesh)
-
-    def step(state: TrainState, batch):
-        batch, kept, tokens, latents = draw(state, batch, {})
-        rewards_BG = verdicts.rewards(tokens, batch.draws, latents)
-        judged = (batch, (kept, tokens), rewards_BG)
-        return improve(state, judged)
-
-    return verdicts.with_metrics(step)

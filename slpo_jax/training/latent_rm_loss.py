@@ -84,7 +84,7 @@ def draw_thoughts(
         key: of the stage's noise.
     """
     key = jax.random.fold_in(key, _THOUGHTS)
-    keys_N = noise.rollout_keys(key, batch.draws, thoughts)
+    keys_N = noise.rollout_keys(key, batch.noise_ids, thoughts)
     rules_N = jnp.full(keys_N.shape, rule)
     return sample(policy, params, batch.prompts, keys_N, rules_N)
 
@@ -103,14 +103,14 @@ def complete(
 
     Args:
         policy: of the completions, whose noise may be elsewhere.
-        actions, lengths_N: of N thoughts, N/B of each prompt in a row.
+        actions, lengths_N: of N thoughts, N/B consecutive ones of each prompt.
     """
     # Each completion's thought, its problem, its number among the problem's, and which of the thought's it is.
     rows = lengths_N.shape[0]
-    thoughts = rows // batch.draws.shape[0]
+    thoughts = rows // batch.noise_ids.shape[0]
     rows_N = jnp.repeat(jnp.arange(rows), count)
     problems_N = rows_N // thoughts
-    index_N = batch.draws[problems_N]
+    index_N = batch.noise_ids[problems_N]
     number_N = rows_N % thoughts
     completion_N = jnp.tile(jnp.arange(count), rows)
     actions = jax.tree.map(lambda x: x[rows_N], actions)

@@ -98,7 +98,7 @@ class StageLoop:
         total: steps of the whole stage; the last has a row in the log, whatever `log_every` is.
         start: steps already done.
         log_every, checkpoint_every: in steps.
-        max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
+        max_skipped: consecutive steps without a finite loss and gradient, after which the run ends.
         sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
         tokens: names of the metrics that together count what is generated.
     """
@@ -176,11 +176,11 @@ class StageLoop:
 
         Args:
             step: the number of steps taken.
-            batch: the step's, which is left on the disk where too many steps in a row are not finite.
+            batch: the step's, which is left on the disk where too many consecutive steps are not finite.
         Returns:
             the metrics of the step before, on the host; {} where there is none, or it changed nothing.
         Raises:
-            UserError: too many steps in a row without a finite loss and gradient.
+            UserError: too many consecutive steps without a finite loss and gradient.
         """
         # By the same clock as the step's own seconds, of which it is a part.
         judging = metrics.pop("verifier_seconds", None)

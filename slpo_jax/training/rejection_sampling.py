@@ -19,8 +19,8 @@ from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows
 from slpo_jax.settings import Checked, FieldError, setting
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.rl_loss import roll_out
-from slpo_jax.training.state import LossFn, by_slices
+from slpo_jax.training.rollouts import roll_out
+from slpo_jax.training.state import LossFn, map_micro_batches
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def make_choice(
     def by_rows(function):
         def local(params, batch, key):
             params = policy.reasoner.stack(params)
-            return by_slices(
+            return map_micro_batches(
                 lambda part: function(params, part, key), batch, config.micro_batches
             )
 
@@ -124,7 +124,7 @@ def make_choice(
     def choose(params, batch: PromptedBatch, key):
         trajectories, scores_BN, tokens_NA, latents_N = first(params, batch, key)
         assert verdicts is not None
-        rewards_BN = verdicts.rewards(tokens_NA, batch.draws, latents_N)
+        rewards_BN = verdicts.ask(tokens_NA, batch.noise_ids, latents_N)
         return second(batch, trajectories, scores_BN, rewards_BN)
 
     return choose

@@ -1,7 +1,7 @@
 """Parts of a step of the stage `rl` that is more than one program, which `run/train_rl.py` puts together.
 
 The first half rolls out, and finds out once what the objective has to know of the policy that rolled out, however many
-updates follow. It draws as the one program of `rl_loss.make_loss` does.
+updates follow. It draws as the one program of `rl_loss.make_rollout_and_loss` does.
 
 Dynamic sampling (DAPO, Yu et al., 2025) improves on groups whose rewards differ, out of as many batches as these take:
 one of equal rewards says nothing about which of its rollouts is better. Which batches a step draws is a function of its
@@ -16,18 +16,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from slpo_jax.policy.policy import Policy, PromptedBatch
-from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.policy import Policy
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.rewards.unjudged import Unjudged
+from slpo_jax.rewards.unjudged import LOWEST, Unjudged
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
-from slpo_jax.training.host_rewards import LOWEST, make_sampling
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rl_loss import extremes, roll_out, rollout_sums
+from slpo_jax.training.rollouts import (
+    RolledBatch,
+    extremes,
+    make_sampling,
+    roll_out,
+    rollout_sums,
+)
 from slpo_jax.training.state import TrainState
-
-Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
-"""Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
 
 
 def make_rollout(
@@ -40,9 +41,9 @@ def make_rollout(
     micro_batches: int,
     unjudged: Unjudged = LOWEST,
 ):
-    """Make the first half, jitted: (state, batch, reference) -> (batch, trajectories, rewards [B, G] or None).
+    """Make the first half, jitted: (state, batch, ref_params) -> (batch, trajectories, rewards [B, G] or None).
 
-    `reference` is {} for an objective that doesn't ask for it.
+    `ref_params` is {} for an objective that doesn't ask for it.
 
     Args:
         reward: None leaves them to the host.
@@ -51,20 +52,25 @@ def make_rollout(
         unjudged: what a truncated completion earns, by a reward on the device.
     """
 
-    def one(params, reference, batch, key):
-        before = {**params, **reference}
+    def one(params, ref_params, batch, key):
+        # Before `stack`, which merges adapters, if there are any: without them the reasoner is the reference.
+        initial_params = {**params, **ref_params}
         params = policy.reasoner.stack(params)
         trajectories, rewards_BG = roll_out(
             policy, params, batch, reward, group, key, unjudged
         )
-        behaviour = None
-        if objective.needs_behaviour:
-            behaviour = objective.behaviour(policy, params, batch, trajectories)
-        start = None
-        if objective.needs_reference:
-            start = objective.reference(policy, before, batch, trajectories)
+        old_log_probs = None
+        if objective.needs_old_log_probs:
+            old_log_probs = objective.compute_old_log_probs(
+                policy, params, batch, trajectories
+            )
+        ref_log_probs = None
+        if objective.needs_ref_log_probs:
+            ref_log_probs = objective.compute_ref_log_probs(
+                policy, initial_params, batch, trajectories
+            )
         trajectories = dataclasses.replace(
-            trajectories, behaviour=behaviour, reference=start
+            trajectories, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs
         )
         return trajectories, rewards_BG
 
@@ -77,7 +83,7 @@ def are_mixed(rewards_BG: jax.Array) -> jax.Array:
     return high_B > low_B
 
 
-def select_informative(*rolled: Rolled) -> Rolled:
+def select_informative(*rolled: RolledBatch) -> RolledBatch:
     """Return the first B groups of rollouts of B prompts each, mixed ones before the others, each kind in order."""
     widest = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
     padded = [_pad_prompts(rollout, widest) for rollout in rolled]
@@ -86,11 +92,11 @@ def select_informative(*rolled: Rolled) -> Rolled:
     _, _, rewards_BG = whole
     mixed_B = are_mixed(rewards_BG)
     mixed_first = jnp.argsort(~mixed_B, stable=True)
-    size = len(batch.draws)
+    size = len(batch.noise_ids)
     return _take_groups(whole, mixed_first[:size])
 
 
-def cycle_informative(rolled: Rolled) -> Rolled:
+def cycle_informative(rolled: RolledBatch) -> RolledBatch:
     """Fill B groups with those that are mixed, of which there is one at least, over and over."""
     _, _, rewards_BG = rolled
     mixed_B = are_mixed(rewards_BG)
@@ -99,7 +105,7 @@ def cycle_informative(rolled: Rolled) -> Rolled:
     return _take_groups(rolled, mixed_first[numbers])
 
 
-def _take_groups(rolled: Rolled, places: jax.Array) -> Rolled:
+def _take_groups(rolled: RolledBatch, places: jax.Array) -> RolledBatch:
     """Take the prompts at these places, each with all of its rollouts."""
     _, _, rewards_BG = rolled
     prompts = len(rewards_BG)
@@ -114,7 +120,7 @@ def _take_groups(rolled: Rolled, places: jax.Array) -> Rolled:
     return jax.tree.map(take, _pad_prompts(rolled, 0))
 
 
-def _pad_prompts(rolled: Rolled, slots: int) -> Rolled:
+def _pad_prompts(rolled: RolledBatch, slots: int) -> RolledBatch:
     """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
     batch, trajectories, rewards_BG = rolled
     _, own_slots = batch.prompts.tokens.shape
@@ -130,9 +136,9 @@ def _pad_prompts(rolled: Rolled, slots: int) -> Rolled:
 
 
 def make_filtered_step(
-    roll_out: Callable[..., Rolled],
+    roll_out: Callable[..., RolledBatch],
     improve: Callable,
-    most: int,
+    max_batches: int,
     batch_at: Callable[[int, int], Any],
     policy: Policy,
     layout: Layout,
@@ -144,15 +150,15 @@ def make_filtered_step(
     `groups_drawn` and `groups_kept` are a step's.
 
     Args:
-        roll_out: (state, batch) -> `Rolled`.
-        improve: (state, `Rolled`) -> (state, metrics).
-        most: batches of a step.
+        roll_out: (state, batch) -> `RolledBatch`.
+        improve: (state, `RolledBatch`) -> (state, metrics).
+        max_batches: of a step.
         batch_at: (step, number) -> the step's second and later batches (number 1, 2, …), on the devices.
     """
     rows = NamedSharding(layout.mesh, ROWS)
     everywhere = NamedSharding(layout.mesh, EVERYWHERE)
 
-    def sums_of(rolled: Rolled):
+    def sums_of(rolled: RolledBatch):
         _, trajectories, rewards_BG = rolled
         return rollout_sums(policy, trajectories, rewards_BG)
 
@@ -167,11 +173,11 @@ def make_filtered_step(
     def step(state: TrainState, batch):
         # Roll out until the step's batch is full of mixed groups, or no further batch may be drawn.
         number = int(jax.device_get(state.step))
-        size = len(batch.draws)
+        size = len(batch.noise_ids)
         rolled = roll_out(state, batch)
         totals = jax.device_get(sum_metrics(rolled))
         batches = 1
-        while totals["mixed"][0] < size and batches < most:
+        while totals["mixed"][0] < size and batches < max_batches:
             # A batch is made on the host, which steps are otherwise not to wait for.
             with jax.transfer_guard("allow"):
                 batch = batch_at(number, batches)

@@ -40,8 +40,8 @@ class TrainState:
         params: all parts.
         opt_state: the optimizer's, of the trained part of params.
         key: the run's base key; a step folds its number in, so resuming needs no other generator state.
-        skipped: int32 [2], steps that changed nothing because loss or gradient was not finite: all of them, and those
-            in a row up to now.
+        skipped: int32 [2], steps that changed nothing because loss or gradient was not finite: all of them, and
+            the consecutive ones up to now.
     """
 
     step: jax.Array
@@ -51,42 +51,48 @@ class TrainState:
     skipped: jax.Array = struct.field(default_factory=lambda: jnp.zeros(2, jnp.int32))
 
 
-def in_slices(batch: Any, slices: int) -> Any:
-    """Cut arrays [B, ..] into [slices, B/slices, ..]; some may have no entries, as references that no device reads."""
+def split_micro_batches(batch: Any, micro_batches: int) -> Any:
+    """Cut arrays [B, ..] into [micro_batches, rows, ..].
+
+    Some may have no entries, as references that no device reads.
+    """
 
     def cut(x):
         rows, *shape = x.shape
-        return x.reshape(slices, rows // slices, *shape)
+        return x.reshape(micro_batches, rows // micro_batches, *shape)
 
     return jax.tree.map(cut, batch)
 
 
-def by_slices(function: Callable[[Any], Any], batch: Any, slices: int) -> Any:
-    """Run function(batch), rows to rows, on one of so many slices of the batch after the other."""
-    if slices == 1:
+def map_micro_batches(
+    function: Callable[[Any], Any], batch: Any, micro_batches: int
+) -> Any:
+    """Run function(batch), rows to rows, on one micro-batch after the other."""
+    if micro_batches == 1:
         return function(batch)
-    results = jax.lax.map(function, in_slices(batch, slices))
+    results = jax.lax.map(function, split_micro_batches(batch, micro_batches))
 
     def join(x):
         _, rows, *shape = x.shape
-        return x.reshape(slices * rows, *shape)
+        return x.reshape(micro_batches * rows, *shape)
 
     return jax.tree.map(join, results)
 
 
-def slice_of(batch: Any, number: jax.Array, slices: int) -> Any:
-    """Take every `slices`-th prompt, from `number` on, of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row.
+def take_minibatch(batch: Any, number: jax.Array, minibatches: int) -> Any:
+    """Take every `minibatches`-th prompt, from `number` on, of arrays [B, ..] and [B*G, ..].
 
-    On however many devices the rows are, these are the same prompts, and equally many on each.
+    A prompt's G rows are consecutive. On however many devices the rows are, these are the same prompts, and as many on
+    each.
     """
     prompts = min(x.shape[0] for x in jax.tree.leaves(batch))
 
     def cut(x):
         rows, *shape = x.shape
         group = rows // prompts
-        by_slice = x.reshape(prompts // slices, slices, group, *shape)
-        taken = jnp.take(by_slice, number, axis=1)
-        return taken.reshape(rows // slices, *shape)
+        by_place = x.reshape(prompts // minibatches, minibatches, group, *shape)
+        taken = jnp.take(by_place, number, axis=1)
+        return taken.reshape(rows // minibatches, *shape)
 
     return jax.tree.map(cut, batch)
 
@@ -119,7 +125,7 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
             if micro_batches == 1:
                 grads, sums = one(batch)
             else:
-                batches = in_slices(batch, micro_batches)
+                batches = split_micro_batches(batch, micro_batches)
                 first = jax.tree.map(lambda x: x[0], batches)
                 shapes = jax.eval_shape(one, first)
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -221,7 +227,7 @@ def make_train_step(
     micro_batches: int = 1,
     *,
     updates: int = 1,
-    slices: int = 1,
+    minibatches: int = 1,
     schedule: optax.Schedule | None = None,
 ):
     """Make the jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
@@ -236,7 +242,7 @@ def make_train_step(
         stream: the stage's section, a name in `noise.STREAMS`.
         micro_batches: gradient accumulation inside the step; changes memory, not the result.
         updates: of the optimizer in one step, on the same batch; metrics are their means.
-        slices: that the batch is cut into, see `slice_of`; the updates take them in turn.
+        minibatches: that the prompts are cut into, see `take_minibatch`; the updates take them in turn.
         schedule: the optimizer's, whose learning rate is among the metrics then.
     """
     gradients = _summed_gradients(loss_fn, layout, micro_batches)
@@ -268,7 +274,7 @@ def make_train_step(
         opt_state = layout.pin(opt_state, state_specs)
         return part, opt_state, metrics, finite
 
-    take = update if updates == 1 else _repeat(update, updates, slices)
+    take = update if updates == 1 else _repeat(update, updates, minibatches)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
         # Parts that are only carried along are not read.
@@ -282,7 +288,7 @@ def make_train_step(
             part, state.opt_state, frozen, batch, key
         )
 
-        # Steps that changed nothing, all of them and those in a row.
+        # Steps that changed nothing, all of them and the consecutive ones up to now.
         none_in_a_row = state.skipped * jnp.array([1, 0])
         one_more = state.skipped + 1
         skipped = jnp.where(finite, none_in_a_row, one_more)
@@ -299,15 +305,15 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def _repeat(update: Callable, updates: int, slices: int) -> Callable:
+def _repeat(update: Callable, updates: int, minibatches: int) -> Callable:
     """Make several updates of one, each on the next slice of the batch; metrics are their means."""
 
     def several(part, opt_state, frozen, batch, key):
         def one(carry, number):
             key_of = jax.random.fold_in(key, number)
             minibatch = batch
-            if slices > 1:
-                minibatch = slice_of(batch, number % slices, slices)
+            if minibatches > 1:
+                minibatch = take_minibatch(batch, number % minibatches, minibatches)
             part, opt_state = carry
             part, opt_state, metrics, finite = update(
                 part, opt_state, frozen, minibatch, key_of

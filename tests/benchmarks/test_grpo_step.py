@@ -15,7 +15,8 @@ from slpo_jax.architectures.weights import backbone_weights, write_tree
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Prompts
 from slpo_jax.policy.rollout import NO_TOKEN
-from slpo_jax.training.rl_loss import make_improvement, roll_out
+from slpo_jax.training.rl_loss import make_rollout_loss
+from slpo_jax.training.rollouts import roll_out
 from tiny import random_tree
 
 torch = pytest.importorskip("torch")
@@ -103,11 +104,11 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder):
     )
     keys = jax.random.split(jax.random.key(0), len(completions))
     given = given.replace(tokens=jnp.asarray(completions, jnp.int32), keys=keys)
-    improve = make_improvement(policy, work.parts.objective)
+    rollout_loss = make_rollout_loss(policy, work.parts.objective)
 
     @jax.jit
     def mean(params):
-        total, metrics = improve(
+        total, metrics = rollout_loss(
             params, (batch, given, jnp.asarray(REWARDS)), jax.random.key(1)
         )
         return total / metrics["loss"][1], metrics["log_likelihood"][0]

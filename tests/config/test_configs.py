@@ -121,7 +121,7 @@ def test_every_config_can_be_smoked(name):
     ]
     assert max([*steps, *(each.steps or 0 for each in judged)]) <= 2
     assert max(own.batch_size, settings.cold_start.batch_size) <= 8
-    assert not any(settings.rl.batch_size % each.rollout_parts for each in judged)
+    assert not any(settings.rl.batch_size % each.minibatches for each in judged)
     assert (
         settings.evaluate.limit,
         settings.evaluate.samples <= 2,

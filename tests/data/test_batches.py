@@ -20,8 +20,8 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.training import rl_loss
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training import rollouts
+from slpo_jax.training.rollouts import make_batch
 from small_steps import POLICY
 
 PROBLEMS = (
@@ -200,7 +200,7 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
                 at,
                 8,
                 3,
-                "8 is too low for a part of step 0, whose prompts have 14 tokens",
+                "8 is too low for a shard of step 0, whose prompts have 14 tokens",
             )
             for at in ((0, 1), (4, 5))
         ],
@@ -208,7 +208,7 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
             (2, 3),
             24,
             1,
-            "24 is too low for a part of step 0, whose prompts have 30 tokens",
+            "24 is too low for a shard of step 0, whose prompts have 30 tokens",
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_the_part_that_has_the_most_tokens_has_to_fit(
     problems = _encoded([Problem(question, (), "5") for question in questions])
     assert {len(prompt) for prompt in problems.prompts} == ({4, 7} if long else {4})
     monkeypatch.setattr(
-        "slpo_jax.training.rl_loss.batch_indices", lambda *_: np.arange(6)
+        "slpo_jax.training.rollouts.batch_indices", lambda *_: np.arange(6)
     )
     if isinstance(capacity, str):
         with pytest.raises(ValueError, match=f"^most: {capacity}$"):
@@ -250,7 +250,7 @@ def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypa
     batch = make_batch(problems, 1, 0, 5, (20,), None)
     indices = batch_indices(0, 1, 3, 5)
     assert len(set(indices.tolist())) < 5
-    np.testing.assert_array_equal(batch.draws % 3, indices)
+    np.testing.assert_array_equal(batch.noise_ids % 3, indices)
     for row, index in enumerate(indices):
         np.testing.assert_array_equal(
             batch.prompts.tokens[row][batch.prompts.valid[row]], problems.prompts[index]
@@ -259,8 +259,8 @@ def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypa
     def sample(policy, params, prompts, keys_N, rule):
         return Trajectories(None, None, np.zeros((len(keys_N), 1), np.int32), keys_N)
 
-    monkeypatch.setattr(rl_loss, "sample", sample)
-    made, _ = rl_loss.roll_out(
+    monkeypatch.setattr(rollouts, "sample", sample)
+    made, _ = rollouts.roll_out(
         POLICY,
         None,
         batch,

@@ -10,7 +10,7 @@ from scipy import special
 
 from slpo_jax.models import likelihood
 from slpo_jax.models.likelihood import token_log_probs
-from slpo_jax.training import rl_loss
+from slpo_jax.training import rl_loss, rollouts
 from small_steps import (
     GROUP,
     OBJECTIVE,
@@ -262,12 +262,12 @@ def test_no_logits_of_a_step_are_whole(tiles, stage):
     params = small_params()
     key = jax.random.key(3)
     if stage == "rl":
-        loss = rl_loss.make_improvement(POLICY, OBJECTIVE)
+        loss = rl_loss.make_rollout_loss(POLICY, OBJECTIVE)
         batch = prompted_batch()
         batch = (
             batch,
             *jax.eval_shape(
-                lambda: rl_loss.roll_out(
+                lambda: rollouts.roll_out(
                     POLICY, params, batch, rigged_reward, GROUP, key
                 )
             ),

@@ -10,7 +10,7 @@ import pytest
 from slpo_jax.models.packing import most_used, pack
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from small_steps import (
     GROUP,
     OBJECTIVE,

@@ -41,7 +41,9 @@ def _step(stage):
     batch = prompted_batch() if stage == "grpo" else batch_of(stage)
     if stage == "grpo":
         params["reasoner"] = random_tree(WORDS)
-        loss = rl_loss.make_loss(WRITTEN, OBJECTIVES["grpo"](), rigged_reward, GROUP)
+        loss = rl_loss.make_rollout_and_loss(
+            WRITTEN, OBJECTIVES["grpo"](), rigged_reward, GROUP
+        )
         trained = ("reasoner",)
     else:
         make, trained = STAGES[stage]

@@ -31,6 +31,7 @@ CONTINUE = 17
 STOP = 23
 IMPOSSIBLE = (17, 23, END)
 HEAT = 0.7
+ANSWER_HEAT = 0.6  # of the answers alone: the thought's choices are drawn at HEAT
 T = tiny.ROLLOUT.max_latents
 ROWS = 400
 REASONER = Adalr().on(CONFIG)
@@ -76,7 +77,10 @@ def rolled(params):
     def run(params, keys):
         policy = _policy(temperature=1.0)
         out = sample(policy, params, PROMPTS, keys, T)
-        return out, score(policy, params, PROMPTS, out, None)
+        scores = score(
+            policy, params, PROMPTS, out, None, likelihood_temperature=ANSWER_HEAT
+        )
+        return out, scores
 
     return compiled(run)(params, keys_of(ROWS))
 
@@ -115,13 +119,13 @@ class _Slow:
             self.reasoner.logits(hidden_LD)[:, [CONTINUE, STOP]] / HEAT, axis=-1
         )
 
-    def answer(self, inputs, said: list[int]):
+    def answer(self, inputs, said: list[int], heat: float = 1.0):
         table = self.reasoner.embed([END, *said[:-1]])
         logits = self.reasoner.logits(
             self.reasoner.hidden(np.concatenate([inputs, table]))[len(inputs) :]
         )
         logits[:, IMPOSSIBLE] = -np.inf
-        return special.log_softmax(logits, axis=-1)[np.arange(len(said)), said]
+        return special.log_softmax(logits / heat, axis=-1)[np.arange(len(said)), said]
 
 
 def test_it_stops_as_often_as_the_two_tokens_say(params, rolled):
@@ -172,7 +176,7 @@ def test_likelihood_is_that_of_the_choices_and_of_the_answer(params, rolled):
         assert not {*said} & {*IMPOSSIBLE}
         np.testing.assert_allclose(
             scores.token_log_probs[row, : len(said)],
-            slow.answer(inputs, said),
+            slow.answer(inputs, said, ANSWER_HEAT),
             atol=1e-4,
         )
 

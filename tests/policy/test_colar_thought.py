@@ -29,6 +29,7 @@ from tiny import (
 
 SCALE = 0.4
 HEAT = 0.7
+ANSWER_HEAT = 0.6  # of the answers: thoughts are drawn at HEAT, and their end at 1
 T = tiny.ROLLOUT.max_latents
 D = CONFIG.n_embd
 ROWS = 400
@@ -72,7 +73,10 @@ def _rolled(policy, params, rows=ROWS, **changes):
 
     def run(params, keys):
         out = sample(policy, params, prompts, keys, T)
-        return out, score(policy, params, prompts, out, None)
+        scores = score(
+            policy, params, prompts, out, None, likelihood_temperature=ANSWER_HEAT
+        )
+        return out, scores
 
     return compiled(run)(params, keys_of(rows))
 

@@ -11,9 +11,10 @@ from scipy import special
 from slow_policy import spoken
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.policy import repeat_rows
+from slpo_jax.policy.policy import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
+from slpo_jax.training.objectives import OBJECTIVES
 from tiny import (
     REASONER,
     ROLLOUT,
@@ -235,7 +236,7 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
     @compiled
     def run(params):
         made = sample(policy, params, prompts, keys_of(48), T)
-        how = {"advantages_NT": advantages, "temperature": 0.6}
+        how = {"advantages_NT": advantages, "likelihood_temperature": 0.6}
         return (
             made,
             score(policy, params, PROMPTS, made, None, **how),
@@ -279,6 +280,39 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
         np.testing.assert_allclose(
             scores.token_log_probs[row, : len(said)], expected, atol=2e-4
         )
+
+
+@pytest.mark.parametrize("first_choice", ["all", "best"])
+def test_thoughts_without_a_weight_need_no_advantages(first_choice):
+    """The words' loss and gradient: the same, whether the thought's likelihood is signed or not."""
+    batch = PromptedBatch(PROMPTS, np.zeros((4, 0), np.uint8), np.arange(4))
+    rewards = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    grpo = OBJECTIVES["grpo"](latent_weight=0.0, first_choice=first_choice)
+    policies = {
+        likelihood: policy_of(CONFIG, REASONER, "gumbel_top_k", likelihood=likelihood)
+        for likelihood in ("signed", "clipped")
+    }
+
+    @compiled
+    def run(params):
+        prompts = repeat_rows(PROMPTS, 2)
+        made = sample(policies["signed"], params, prompts, keys_of(8), T)
+        before = grpo.compute_old_log_probs(policies["signed"], params, batch, made)
+        made = made.replace(old_log_probs=before)
+
+        def loss(params, policy):
+            return grpo(policy, params, batch, made, rewards, jax.random.key(0))[0]
+
+        return {
+            name: jax.value_and_grad(loss)(params, policy)
+            for name, policy in policies.items()
+        }
+
+    found = run(both_params())
+    signed = jax.tree.leaves(found["signed"])
+    for x, y in zip(signed, jax.tree.leaves(found["clipped"]), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+    assert max(float(jnp.abs(x).max()) for x in signed[1:]) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from slpo_jax.rewards.answers import parse_completion
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward, RewardEntry
 from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.setup import assemble
-from slpo_jax.training.rl_loss import make_batch
+from slpo_jax.training.rollouts import make_batch
 from small_run import load_config
 
 SLOTS = 8

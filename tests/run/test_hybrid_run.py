@@ -24,9 +24,9 @@ from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
-from slpo_jax.run.train_rl import optimizer_of, training_policy
+from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
 from slpo_jax.run.train_stage import stage_params
-from slpo_jax.training import rl_loss
+from slpo_jax.training import rollouts
 from small_run import load_config, train
 from tiny import compiled
 
@@ -69,11 +69,14 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own(hybrid):
     """Adam's first step is the rate, whatever the gradient."""
     experiment, params, _ = hybrid
     objective = experiment.config.objective["exact"]
-    policy = training_policy(experiment, objective)
+    rl = experiment.stage("exact").settings
+    policy = training_policy(experiment, rl)
     objective.check("config.objective.exact", policy, 4)
     assert len(policy.capacities) == 3  # thoughts differ in length
     trained = {name: params[name] for name in ("reasoner", "latent_policy")}
-    optimizer = optimizer_of(experiment, objective, trained)
+    optimizer = optimizer_of(
+        optimizer_config(rl, objective), policy, objective, trained
+    )
     gradient = jax.tree.map(jnp.ones_like, trained)
     updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(trained), trained)
     sizes = {
@@ -194,7 +197,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     def sampled(policy, params, prompts, keys_N, *rest):
         return Trajectories({}, tokens=tokens, keys=keys_N, **rollout)
 
-    monkeypatch.setattr(rl_loss, "sample", sampled)
+    monkeypatch.setattr(rollouts, "sample", sampled)
 
     def rolled_out(*_, **__):
         seen = dict.fromkeys(
@@ -213,7 +216,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     )
     judge = experiment.reward.on_device
     rewards = compiled(
-        lambda key: rl_loss.roll_out(experiment.policy, None, batch, judge, 1, key)[1]
+        lambda key: rollouts.roll_out(experiment.policy, None, batch, judge, 1, key)[1]
     )(experiment.key)
     assert rewards.tolist() == [[1.0]]
     asked = solver.Solver(experiment, params, "length", T)

@@ -131,8 +131,8 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(
 
     def draw(policy, params, batch, rule, key, thoughts):
         where["thoughts"] = policy.config.dropout_where
-        index = jnp.repeat(batch.draws, thoughts)
-        thought = jnp.tile(jnp.arange(thoughts), len(batch.draws))
+        index = jnp.repeat(batch.noise_ids, thoughts)
+        thought = jnp.tile(jnp.arange(thoughts), len(batch.noise_ids))
         latents = jnp.zeros((len(index), steps, experiment.reasoner.width))
         return Trajectories(
             latents,
@@ -143,7 +143,7 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(
 
     def complete(policy, params, batch, actions, lengths, rule, key, count):
         where["completions"] = policy.config.dropout_where
-        index = jnp.repeat(batch.draws, 3)[:, None, None]
+        index = jnp.repeat(batch.noise_ids, 3)[:, None, None]
         step = 1 + jnp.arange(steps)[None, :, None]
         number = jnp.arange(count)[None, None]
         right = goes_on(index, lengths[:, None, None] - 1, step, number)

@@ -97,7 +97,7 @@ def fake(monkeypatch):
         return (
             batch.suffix.tokens * batch.suffix.weights
             if hasattr(batch, "suffix")
-            else batch.draws
+            else batch.noise_ids
         )
 
     return fake_steps(monkeypatch, tiny, numbers_of)

@@ -39,7 +39,9 @@ def record():
         yield fake_steps(
             patch,
             tiny,
-            lambda batch: np.asarray(batch.draws) * np.arange(1, len(batch.draws) + 1),
+            lambda batch: (
+                np.asarray(batch.noise_ids) * np.arange(1, len(batch.noise_ids) + 1)
+            ),
         )
 
 

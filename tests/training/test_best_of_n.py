@@ -15,7 +15,7 @@ from slpo_jax.training.rejection_sampling import (
     make_choice,
     make_loss,
 )
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from small_steps import (
     NEVER,
     host_reward_of,

@@ -24,7 +24,7 @@ from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import gate_training
-from slpo_jax.training.host_rewards import make_host_step
+from slpo_jax.training.gate_training import make_host_step
 from slpo_jax.training.state import init_state, make_train_step
 from small_steps import (
     BATCH,
@@ -55,7 +55,11 @@ def keys():
     fold = jax.random.fold_in
     step_key = fold(fold(jax.random.key(0), 1), 0)
     return jnp.stack(
-        [fold(fold(step_key, index), n) for index in PROBLEMS.draws for n in range(N)]
+        [
+            fold(fold(step_key, index), n)
+            for index in PROBLEMS.noise_ids
+            for n in range(N)
+        ]
     )
 
 
@@ -256,7 +260,7 @@ def test_verdicts_of_the_host_are_those_of_the_device(
     halves = functools.partial(make_host_step, sample=sample, host_reward=host_reward)
     jax.tree.map(
         np.testing.assert_array_equal,
-        taken(halves, gate_training.make_improvement(POLICY, config)),
+        taken(halves, gate_training.make_candidates_loss(POLICY, config)),
         taken(make_train_step, gate_training.make_loss(POLICY, rigged_reward, config)),
     )
     assert asked == [BATCH * N * len(CANDIDATES)] * 2

@@ -15,6 +15,7 @@ from slpo_jax.run.train_rl import make_rl_step
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import Objective
+from slpo_jax.training.rl_config import RlConfig
 from slpo_jax.training.state import init_state
 from small_steps import layout_of
 from tiny import verdicts
@@ -28,15 +29,15 @@ class Reader(Objective):
     """Its gradient counts the prompts that it sees, by index; what it is given of a prompt has to belong together."""
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        seen_M = jax.nn.one_hot(batch.draws, params["w"].size).sum(axis=0)
+        seen_M = jax.nn.one_hot(batch.noise_ids, params["w"].size).sum(axis=0)
         uniform = jnp.sum(rewards_BG.max(axis=1) == rewards_BG.min(axis=1))
         # Prompts are their index over and over, left-padded, and rollouts their index and number.
         strange = jnp.sum(
-            batch.prompts.valid & (batch.prompts.tokens != batch.draws[:, None])
+            batch.prompts.valid & (batch.prompts.tokens != batch.noise_ids[:, None])
         )
-        strange += jnp.sum(batch.prompts.lengths != 1 + batch.draws % 3)
-        own_N = 10 * jnp.repeat(batch.draws, G) + jnp.tile(
-            jnp.arange(G), len(batch.draws)
+        strange += jnp.sum(batch.prompts.lengths != 1 + batch.noise_ids % 3)
+        own_N = 10 * jnp.repeat(batch.noise_ids, G) + jnp.tile(
+            jnp.arange(G), len(batch.noise_ids)
         )
         strange += jnp.sum(trajectories.tokens[:, 0] != own_N)
         return (
@@ -47,8 +48,8 @@ class Reader(Objective):
 
 
 def _roll_out(policy, params, batch, reward, group, key, _unjudged=None):
-    index_N = jnp.repeat(batch.draws, group)
-    rollout_N = jnp.tile(jnp.arange(group), len(batch.draws))
+    index_N = jnp.repeat(batch.noise_ids, group)
+    rollout_N = jnp.tile(jnp.arange(group), len(batch.noise_ids))
     tokens_NA = jnp.pad(
         (10 * index_N + rollout_N)[:, None],
         ((0, 0), (0, 2)),
@@ -101,7 +102,7 @@ def _run(draws, most, devices=1, on_host=False, steps=1):
         return verdicts(found)
 
     optimizer = optax.sgd(1.0)
-    rl = rl_loss.RlConfig(group=G, dynamic_batches=most)
+    rl = RlConfig(group=G, dynamic_batches=most)
     reward, host_reward = (None, host_reward) if on_host else (_reward, None)
     how = dict(reward=reward, host_reward=host_reward, batch_at=batch)
     step = make_rl_step(POLICY, Reader(), rl, optimizer, ("w",), layout, **how)

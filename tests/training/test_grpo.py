@@ -20,6 +20,7 @@ from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.objectives.grpo import Choices, clipped_gains
+from slpo_jax.training.rl_config import RlConfig
 from slpo_jax.training.state import copy_params, init_state
 from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
 from tiny import (
@@ -102,7 +103,7 @@ def test_latent_grpo_s_advantages_are_a_loop_s():
     advantages[0] = -np.abs(advantages[0])
     before_NC = rng.normal(-2, 1, (rows, T + A + 1)).astype(np.float32)
     thoughts = Trajectories(
-        np.zeros((rows, T, 1)), lengths, tokens, keys=None, behaviour=before_NC
+        np.zeros((rows, T, 1)), lengths, tokens, keys=None, old_log_probs=before_NC
     )
     found = GRPO(first_choice="best").keep_best_first(ADDITIVE, thoughts, advantages)
 
@@ -172,9 +173,9 @@ def found(frozen, before, start):
     options = {"dual_clip": 1.3, "first_choice": "best", "tempered": True}
     asked["latent_grpo"] = (GRPO(reduction="sum", **options, **weights), before)
 
-    def loss(params, objective, behaviour, reference=None):
+    def loss(params, objective, old_log_probs, ref_log_probs=None):
         trajectories = frozen.trajectories.replace(
-            behaviour=behaviour, reference=reference
+            old_log_probs=old_log_probs, ref_log_probs=ref_log_probs
         )
         policy = ADDITIVE.with_config(temperature=0.6)
         total, count, metrics = objective(
@@ -317,7 +318,7 @@ def test_detached_inputs_leave_a_tied_table_the_head_s_gradient():
             policy,
             params,
             repeat_rows(BATCH.prompts, 2),
-            keys_of(2 * len(BATCH.draws)),
+            keys_of(2 * len(BATCH.noise_ids)),
             2,
         )
 
@@ -374,24 +375,26 @@ class Toy(Objective):
     """-sum_i r_i (w - w of the rollout - 1)^2 x_i + (w - w of the start)^2 x_i, times a number that the key draws."""
 
     updates_per_step: int = 1
-    rollout_parts: int = 1
-    needs_reference: bool = False
+    minibatches: int = 1
+    needs_ref_log_probs: bool = False
 
-    def behaviour(self, policy, params, batch, trajectories):
+    def compute_old_log_probs(self, policy, params, batch, trajectories):
         return jnp.broadcast_to(params["w"], trajectories.lengths.shape)
 
-    reference = behaviour
+    compute_ref_log_probs = compute_old_log_probs
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        before_N = 0.0 if trajectories.behaviour is None else trajectories.behaviour
+        before_N = (
+            0.0 if trajectories.old_log_probs is None else trajectories.old_log_probs
+        )
         losses_N = (
             rewards_BG.reshape(-1)
             * trajectories.lengths
             * (params["w"] - before_N - 1.0) ** 2
         )
-        if trajectories.reference is not None:
+        if trajectories.ref_log_probs is not None:
             losses_N += (
-                trajectories.lengths * (params["w"] - trajectories.reference) ** 2
+                trajectories.lengths * (params["w"] - trajectories.ref_log_probs) ** 2
             )
         losses_N *= jax.random.uniform(key)
         width = params["w"] * rewards_BG.size, jnp.float32(rewards_BG.size)
@@ -400,13 +403,13 @@ class Toy(Objective):
 
 def _toy_rollout(policy, params, batch, reward, group, key, _unjudged=None):
     """Lengths by key and index, which are in the tokens."""
-    index_N = jnp.repeat(batch.draws, group)
+    index_N = jnp.repeat(batch.noise_ids, group)
     draw = jax.vmap(
         lambda index: jax.random.randint(jax.random.fold_in(key, index), (), 1, 9)
     )
-    lengths_N = (draw(index_N) + jnp.tile(jnp.arange(group), len(batch.draws))).astype(
-        jnp.float32
-    )
+    lengths_N = (
+        draw(index_N) + jnp.tile(jnp.arange(group), len(batch.noise_ids))
+    ).astype(jnp.float32)
     keys_N = jnp.broadcast_to(key, index_N.shape)
     tokens_N1 = (lengths_N.astype(jnp.int32) + 100 * index_N)[:, None]
     trajectories = Trajectories(
@@ -437,7 +440,12 @@ def test_a_masked_rollout_is_out_of_the_loss(monkeypatch, reduction):
         monkeypatch.setattr(type(grpo), "_choices", lambda *_: chosen)
         start = log_probs[rows] - jnp.array([0.1, 0.9, 0.4])[rows][:, None]
         before = Trajectories(
-            None, None, None, None, behaviour=log_probs[rows] + 0.1, reference=start
+            None,
+            None,
+            None,
+            None,
+            old_log_probs=log_probs[rows] + 0.1,
+            ref_log_probs=start,
         )
         total, (count, _) = grpo._loss(
             None, None, None, None, before, jnp.array([rewards])
@@ -466,17 +474,19 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         PromptedBatch({}, references, np.arange(8, dtype=np.int32)), layout.mesh
     )
 
-    def steps(updates, count, host_reward, compares, parts):
+    def steps(updates, count, host_reward, compares, minibatches):
         reward = None if host_reward else _toy_reward
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copy_params(params, layout) if compares else None
         host = host_reward and (
             lambda tokens, index, _: verdicts(host_reward(tokens, index))
         )
-        rl = rl_loss.RlConfig(group=GROUP, micro_batches=micro_batches)
-        how = dict(reward=reward, host_reward=host, reference=start)
+        rl = RlConfig(group=GROUP, micro_batches=micro_batches)
+        how = dict(reward=reward, host_reward=host, ref_params=start)
         toy = Toy(
-            updates_per_step=updates, rollout_parts=parts, needs_reference=compares
+            updates_per_step=updates,
+            minibatches=minibatches,
+            needs_ref_log_probs=compares,
         )
         step = make_rl_step(POLICY, toy, rl, optimizer, ("w",), layout, **how)
         rows = []
@@ -486,7 +496,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
             rows.append({name: float(row[name]) for name in ("width", "reward")})
         return state, rows
 
-    def expected(w, step, updates, compares, parts):
+    def expected(w, step, updates, compares, minibatches):
         key = noise.stream_key(jax.random.key(5), "rl", step)
         trajectories, rewards = _toy_rollout(
             None, {"w": w}, batch, _toy_reward, GROUP, key
@@ -501,8 +511,12 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
                     jax.random.fold_in(key, number) if updates > 1 else key
                 )
             )
-            own_BG = lengths_BG[number % parts :: parts]
-            size = float(np.sum(np.asarray(rewards)[number % parts :: parts] * own_BG))
+            own_BG = lengths_BG[number % minibatches :: minibatches]
+            size = float(
+                np.sum(
+                    np.asarray(rewards)[number % minibatches :: minibatches] * own_BG
+                )
+            )
             slope = size * (
                 w - (before if updates > 1 else 0.0) - 1
             ) + own_BG.sum() * compares * (w - 0.3)
@@ -516,13 +530,13 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         (1, None, True, 1),
     )
     for case in (*cases, (4, None, True, 2)):
-        updates, host_reward, compares, parts = case
-        state, rows = steps(updates, 2, host_reward, compares, parts)
+        updates, host_reward, compares, minibatches = case
+        state, rows = steps(updates, 2, host_reward, compares, minibatches)
         w = 0.3
         for number, row in enumerate(rows):
-            w, width, reward = expected(w, number, updates, compares, parts)
+            w, width, reward = expected(w, number, updates, compares, minibatches)
             assert row["width"] == pytest.approx(width, rel=1e-5)
-            if updates % parts == 0:  # each group counts as often
+            if updates % minibatches == 0:  # each group counts as often
                 assert row["reward"] == pytest.approx(reward, rel=1e-5)
         assert float(state.params["w"]) == pytest.approx(w, rel=1e-5)
         assert int(state.step) == 2

@@ -58,7 +58,7 @@ def test_metrics_are_of_all_verdicts_of_a_step(devices, names, way):
 
     def step(state, batch):
         for _ in range(2):
-            found = asked.rewards(*batch)
+            found = asked.ask(*batch)
         np.testing.assert_allclose(found, wanted)
         return state, {"reward": 1.0, "solved": 0.0, "counts": {"reward": 24.0}}
 

@@ -55,7 +55,9 @@ def _step(name):
     """The state before and after it."""
     policy, settings = OBJECTIVE[name]
     policy = dataclasses.replace(policy, reasoner=lora.merging(policy.reasoner, SCALE))
-    loss = rl_loss.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
+    loss = rl_loss.make_rollout_and_loss(
+        policy, OBJECTIVES[name](**settings), rigged_reward, GROUP
+    )
     optimizer = make_optimizer(
         OptimizerConfig("adamw", RATE, weight_decay=DECAY, clip_norm=CLIP)
     )
@@ -69,7 +71,7 @@ def _step(name):
 def _whole_gradient(name, params):
     """Of the mean loss of the reasoner that has the kernels of these parameters itself."""
     policy, settings = OBJECTIVE[name]
-    loss_of = rl_loss.make_loss(
+    loss_of = rl_loss.make_rollout_and_loss(
         policy, OBJECTIVES[name](**settings), rigged_reward, GROUP
     )
 
@@ -158,7 +160,11 @@ def test_the_reference_is_the_reasoner_without_adapters_and_the_start_of_what_is
     _, trajectories, _ = roll.lower(*arguments).compile(compiler_options=FAST)(
         *arguments
     )
-    found = trajectories.reference
-    wanted = compiled(objective.reference, ADDITIVE)(start, BATCH, trajectories)
+    found = trajectories.ref_log_probs
+    wanted = compiled(objective.compute_ref_log_probs, ADDITIVE)(
+        start, BATCH, trajectories
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    assert np.abs(np.asarray(trajectories.behaviour) - np.asarray(found)).max() > 0.1
+    assert (
+        np.abs(np.asarray(trajectories.old_log_probs) - np.asarray(found)).max() > 0.1
+    )

@@ -22,7 +22,7 @@ from slpo_jax.policy.noise import pass_keys
 from slpo_jax.policy.rollout import replay
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from small_steps import GROUP, REASONER, ROLLOUT, rigged_reward, small_params
 from tiny import USUAL, SlowReasoner, compiled
 
@@ -177,7 +177,9 @@ def test_replay_is_the_rollout_to_the_last_bit(policy):
 def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen):
     objective = OBJECTIVES["answer_only"](answer_weight=0.7, stop_weight=1.3)
     loss, gradient, metrics = frozen.loss_and_gradient(objective)
-    keys_1 = pass_keys(jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.draws), GROUP, 1)
+    keys_1 = pass_keys(
+        jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.noise_ids), GROUP, 1
+    )
     keys = jax.tree.map(lambda x: x.squeeze(0), keys_1)
     factors = factors_of(
         frozen.rollouts, jnp.repeat(keys.prompts, GROUP), keys.trajectories, ROLLOUT

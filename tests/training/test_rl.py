@@ -10,8 +10,9 @@ import pytest
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_truncated
 from slpo_jax.rewards.unjudged import Unjudged
-from slpo_jax.training import rl_loss
-from slpo_jax.training.rl_loss import make_improvement, roll_out, rollout_sums
+from slpo_jax.training import rollouts
+from slpo_jax.training.rl_loss import make_rollout_loss
+from slpo_jax.training.rollouts import roll_out, rollout_sums
 from small_steps import prompted_batch
 from tiny import EOS, PAD, ROLLOUT, policy_of
 
@@ -33,7 +34,7 @@ ANSWERS = [
 def test_rollouts_stop_by_the_rule(stopping, rule, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        rl_loss,
+        rollouts,
         "sample",
         lambda policy, params, prompts, keys_N, rule: asked.append(rule),
     )
@@ -52,7 +53,7 @@ def test_metrics_by_hand(is_written):
     tokens = jnp.array([[5, 6, 7], [PAD] * 3, [5, EOS, PAD], [EOS, PAD, PAD]])
     said = jnp.array([[9, 8], [EOS, 0], [9, 8], [9, 0]]) if is_written else None
     made = Trajectories(None, jnp.array([2, 1, 2, 1]), tokens, None, said=said)
-    improve = make_improvement(
+    rollout_loss = make_rollout_loss(
         policy,
         lambda *_: (
             jnp.float32(3.0),
@@ -60,7 +61,7 @@ def test_metrics_by_hand(is_written):
             {"own": (2.0, 8.0), "answer_log_likelihood": (-6.0, 4)},
         ),
     )
-    loss, found = improve(
+    loss, found = rollout_loss(
         {"reasoner": {}},
         (None, made, jnp.array([[0.0, 1.0], [0.0, 0.0]])),
         jax.random.key(0),
@@ -108,7 +109,7 @@ def test_what_a_truncated_rollout_earns_on_the_device(monkeypatch, rule, earned)
     policy = policy_of(dataclasses.replace(ROLLOUT, max_latents=2, answer_slots=3))
     tokens = jnp.array([[1, 2, 3], [EOS, PAD, PAD], [1, EOS, PAD], [3, 2, 1]])
     made = Trajectories(None, jnp.ones(4, int), tokens, None)
-    monkeypatch.setattr(rl_loss, "sample", lambda *_: made)
+    monkeypatch.setattr(rollouts, "sample", lambda *_: made)
 
     def reward(tokens, references):
         return (tokens == EOS).any(axis=1)

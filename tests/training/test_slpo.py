@@ -21,7 +21,7 @@ from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
 from slpo_jax.training.objectives.objective import policy_gradient_loss
 from slpo_jax.training.objectives.slpo import latent_log_likelihood, moments
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl_loss import roll_out
+from slpo_jax.training.rollouts import roll_out
 from small_steps import (
     BATCH,
     GROUP,
@@ -230,7 +230,7 @@ def _slow_loss(params, rollouts, rewards, factors_N):
 def _keys_of_pass(pass_key):
     """A prompt's key is number 0 of its example, its trajectories' are 1, 2, ..; both for each row."""
     found = []
-    for example in prompted_batch().draws:
+    for example in prompted_batch().noise_ids:
         of_example = jax.random.fold_in(pass_key, example)
         found += [
             [jax.random.fold_in(of_example, number) for number in (0, 1 + g)]

@@ -16,7 +16,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from slpo_jax.training.rl_loss import make_loss
+from slpo_jax.training.rl_loss import make_rollout_and_loss
 from slpo_jax.training.state import init_state, make_train_step
 from small_steps import (
     POLICY,
@@ -68,7 +68,9 @@ def test_the_checker_sees_a_key_that_is_used_twice():
 @pytest.mark.parametrize("name", EVERY)
 def test_a_step_of_reinforcement_learning(name):
     policy, objective = EVERY[name]
-    loss = make_loss(policy, objective, small_steps.rigged_reward, small_steps.GROUP)
+    loss = make_rollout_and_loss(
+        policy, objective, small_steps.rigged_reward, small_steps.GROUP
+    )
     _traced(
         jax.grad(loss, has_aux=True),
         small_params(),
@@ -92,7 +94,7 @@ def test_a_step_of_the_other_stages(stage):
 )
 def test_a_rollout(policy):
     batch = prompted_batch()
-    keys = jax.random.split(jax.random.key(0), len(batch.draws))
+    keys = jax.random.split(jax.random.key(0), len(batch.noise_ids))
     params = small_params() | {
         "reasoner": jax.eval_shape(policy.reasoner.init, keys[0])
     }

@@ -29,7 +29,7 @@ class GumbelTopK(LatentPolicySettings):
 
     The defaults are Latent-GRPO's (arXiv 2604.27998). With a `config.prompt.closing`, its first token ends the thought
     as the likeliest one or as the one of the highest score, before the step that would be made of it; that choice has
-    the token's likelihood.
+    the token's likelihood, as an answer's token has it (`config.objective.NAME.tempered`).
 
     Attributes:
         top_k: likeliest tokens that may be mixed; 0 is all.
@@ -124,6 +124,7 @@ class GumbelTopK(LatentPolicySettings):
             signed=self.likelihood == "signed",
             halts=None if self.halt_id is None else halts,
             halting_log_prob=token_log_prob(reasoner, self.halt_id),
+            halts_as_answers=True,
         )
 
     def noise(self, key: jax.Array, number: int) -> jax.Array:

@@ -42,6 +42,8 @@ class LatentPolicy:
             and is none of its steps: a thought may have 0. None where only `ends` and the stopping rule decide.
         halting_log_prob: (params, hidden [B, L, D]) -> float32 [B, L], of the choice to halt after these positions;
             None: halting has no likelihood.
+        halts_as_answers: whether that is at the temperature of the answers' likelihood too, as if halting were the
+            answer's first token (Latent-GRPO); else it is of the law that `halts` is drawn from, whatever answers are.
         least: steps that a thought has before `halts` is asked.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
@@ -58,6 +60,7 @@ class LatentPolicy:
     ends: Callable[[Params, Action], jax.Array] | None = None
     halts: Callable[[Params, Action], jax.Array] | None = None
     halting_log_prob: Callable[[Params, jax.Array], jax.Array] | None = None
+    halts_as_answers: bool = False
     least: int = 0
     says: Callable[[Params, Action], jax.Array] | None = None
     rates: tuple[tuple[str, float], ...] = ()

@@ -107,7 +107,8 @@ class Grpo(Objective):
         first_choice: "best": of the first choices only that of the rollout with positive A and the best mean
             log-probability keeps its A, and the group's others have 0; without a positive A, all keep it; then all
             choices of a truncated rollout have 0, which still counts in the group's mean (Latent-GRPO).
-        tempered: the tokens' likelihood is at the temperature that they are sampled at, not at 1.
+        tempered: the tokens' likelihood is at the temperature that they are sampled at, as always in TRL; else it is at
+            1, whatever they are sampled at.
         reduction: mean or sum over choices: "token_mean" of the whole batch, "sequence_mean" of each rollout's own
             means, or "sum" over a rollout's, as the other objectives.
         latent_weight: factor of the thought's choices, where it has a likelihood; 0 leaves them out.
@@ -145,7 +146,7 @@ class Grpo(Objective):
     detach_inputs: bool = False
 
     @property
-    def needs_reference(self) -> bool:
+    def needs_ref_log_probs(self) -> bool:
         return self.kl_weight > 0.0
 
     @property
@@ -153,12 +154,8 @@ class Grpo(Objective):
         return self.updates * self.minibatches
 
     @property
-    def rollout_parts(self) -> int:
-        return self.minibatches
-
-    @property
-    def needs_behaviour(self) -> bool:
-        return super().needs_behaviour or self.first_choice == "best"
+    def needs_old_log_probs(self) -> bool:
+        return super().needs_old_log_probs or self.first_choice == "best"
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
@@ -176,7 +173,7 @@ class Grpo(Objective):
                 f"{key}.temperature: 0 makes all rollouts of a prompt the same, as nothing else is drawn; give e.g. 1.0"
             )
 
-    def behaviour(self, policy, params, batch, trajectories):
+    def compute_old_log_probs(self, policy, params, batch, trajectories):
         """Return the log-probabilities of the choices, [N, C]."""
 
         def log_probs(*args):
@@ -186,8 +183,8 @@ class Grpo(Objective):
         _, log_probs_NC = at_capacity(log_probs, policy, params, batch, trajectories)
         return log_probs_NC
 
-    def reference(self, policy, params, batch, trajectories):
-        """Score the choices as `behaviour` does; a thought that is written down is fed as its tokens."""
+    def compute_ref_log_probs(self, policy, params, batch, trajectories):
+        """Score the choices as `compute_old_log_probs` does; a thought that is written down is fed as its tokens."""
         latent_policy = policy.latent_policy
         reasoner = policy.reasoner
         if latent_policy.says is not None:
@@ -197,7 +194,7 @@ class Grpo(Objective):
 
             plain = dataclasses.replace(latent_policy, feed=feed)
             policy = dataclasses.replace(policy, latent_policy=plain)
-        return self.behaviour(policy, params, batch, trajectories)
+        return self.compute_old_log_probs(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, (count, metrics) = at_capacity(
@@ -214,7 +211,7 @@ class Grpo(Objective):
         trajectories,
         rewards_BG,
     ):
-        # Score the choices of all rollouts, each with its rollout's advantage.
+        # Score the choices of all rollouts, each with its rollout's advantage, which is one for all of them ([N, 1]).
         advantages_BG = self.advantages(rewards_BG)
         advantages_NC = advantages_BG.reshape(-1, 1)
         if self.first_choice == "best":
@@ -229,21 +226,21 @@ class Grpo(Objective):
         weights_NC = jnp.where(kept_N1, choices.weights, 0.0)
 
         # rho, which is 1 where nothing was chosen or no update came before, and the clipped objective.
-        before_NC = trajectories.behaviour
-        if before_NC is None:
-            before_NC = jax.lax.stop_gradient(choices.log_probs)
-        log_ratio_NC = jnp.where(made_NC, choices.log_probs - before_NC, 0.0)
+        old_NC = trajectories.old_log_probs
+        if old_NC is None:
+            old_NC = jax.lax.stop_gradient(choices.log_probs)
+        log_ratio_NC = jnp.where(made_NC, choices.log_probs - old_NC, 0.0)
         ratio_NC = jnp.exp(log_ratio_NC)
         gains_NC = clipped_gains(ratio_NC, advantages_NC, self.clip, self.dual_clip)
         is_clipped_NC = gains_NC != ratio_NC * advantages_NC
         clipped = jnp.sum(made_NC & is_clipped_NC)
         metrics: Sums = {}
-        if trajectories.behaviour is not None:
+        if trajectories.old_log_probs is not None:
             metrics["ratio"] = (jnp.sum(ratio_NC, where=made_NC), made_NC.sum())
 
         # The penalty for the distance from the start.
         if self.kl_weight:
-            away_NC = trajectories.reference - choices.log_probs
+            away_NC = trajectories.ref_log_probs - choices.log_probs
             kl_NC = k3(jnp.where(made_NC, away_NC, 0.0))
             gains_NC = gains_NC - self.kl_weight * kl_NC
             metrics["kl"] = (kl_NC.sum(), made_NC.sum())
@@ -251,22 +248,22 @@ class Grpo(Objective):
         # Reduce over the choices of a rollout, and over rollouts.
         made_N = made_NC.sum(axis=1)
         made = made_N.sum()
-        rollouts = kept_N1.sum().astype(jnp.float32)
-        prompts = jnp.float32(rewards_BG.shape[0])
+        num_rollouts = kept_N1.sum().astype(jnp.float32)
+        num_prompts = jnp.float32(rewards_BG.shape[0])
         losses_N = -jnp.sum(weights_NC * gains_NC, axis=1)
         if self.reduction == "token_mean":
             loss = losses_N.sum()
             count = made.astype(jnp.float32)
         elif self.reduction == "sequence_mean":
             loss = jnp.sum(losses_N / jnp.maximum(made_N, 1))
-            count = rollouts
+            count = num_rollouts
         else:
             loss = losses_N.sum() / rewards_BG.shape[1]
-            count = prompts
+            count = num_prompts
 
         log_likelihood = jnp.sum(choices.log_probs, where=made_NC)
-        metrics["log_likelihood"] = (log_likelihood, rollouts)
-        metrics["answer_log_likelihood"] = (choices.answer.sum(), rollouts)
+        metrics["log_likelihood"] = (log_likelihood, num_rollouts)
+        metrics["answer_log_likelihood"] = (choices.answer.sum(), num_rollouts)
         metrics["clipped"] = (clipped, made)
         return loss, (count, metrics)
 
@@ -315,7 +312,7 @@ class Grpo(Objective):
         made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
 
         # Of the positive rollouts of a group the likeliest is the one of the best mean log-probability.
-        mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
+        mean_N = jnp.mean(trajectories.old_log_probs, axis=1, where=made_NC)
         mean_BG = mean_N.reshape(advantages_BG.shape)
         first_BG = jax.vmap(best_positive)(advantages_BG, mean_BG)
         is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
@@ -340,8 +337,8 @@ class Grpo(Objective):
         kinds = self._kinds(policy, trajectories)
         made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
 
-        # The latents' choices come first, and their likelihood may depend on their advantages.
-        advantages_NT = advantages_NC
+        # The latents' choices, if they have a weight, come first, and their likelihood may depend on their advantages.
+        advantages_NT = None
         if advantages_NC is not None and self.latent_weight:
             advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)
             advantages_NT = advantages_NC[:, : policy.config.max_latents]
@@ -354,7 +351,7 @@ class Grpo(Objective):
             None,
             capacity,
             advantages_NT=advantages_NT,
-            temperature=policy.config.temperature if self.tempered else 1.0,
+            likelihood_temperature=policy.config.temperature if self.tempered else 1.0,
         )
         log_probs = [kind.log_probs(params, scores) for kind in kinds]
         log_probs_NC = jnp.concatenate(log_probs, axis=1)

@@ -72,7 +72,7 @@ class Objective(Checked, abc.ABC):
         """Return the sum of the loss, its divisor for the mean, such as B, and the objective's own metrics.
 
         Args:
-            trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
+            trajectories: N = B*G rows, a prompt's G consecutive; constants, as the rewards are.
             rewards_BG: float32, NaN of rollouts that are masked (`config.rl.truncated`), which add nothing.
             key: of the step, for noise beside the rollout's.
         """
@@ -88,38 +88,38 @@ class Objective(Checked, abc.ABC):
         return 1
 
     @property
-    def rollout_parts(self) -> int:
-        """Parts of equally many prompts that the rollouts are cut into; each update is of one of them, in turn."""
+    def minibatches(self) -> int:
+        """Parts of equally many prompts that a step is cut into; each update is of the rollouts of one, in turn."""
         return 1
 
     @property
-    def needs_behaviour(self) -> bool:
-        """Whether `behaviour` is asked for before the first update, as it is for more than one."""
+    def needs_old_log_probs(self) -> bool:
+        """Whether `compute_old_log_probs` is asked for before the first update, as it is for more than one."""
         return self.updates_per_step > 1
 
-    def behaviour(
+    def compute_old_log_probs(
         self,
         policy: Policy,
         params: Params,
         batch: PromptedBatch,
         trajectories: Trajectories,
     ) -> Any:
-        """Return the later updates' record of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
+        """Return what updates compare the policy that rolled out by, leaves [N, ..]: `Trajectories.old_log_probs`."""
         return None
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether it compares with the parameters that it started from: `reference` is asked for."""
+    def needs_ref_log_probs(self) -> bool:
+        """Whether it compares with the parameters that it started from: `compute_ref_log_probs` is asked for."""
         return False
 
-    def reference(
+    def compute_ref_log_probs(
         self,
         policy: Policy,
         params: Params,
         batch: PromptedBatch,
         trajectories: Trajectories,
     ) -> Any:
-        """Return its record of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
+        """Return the same of the policy that it started from, leaves [N, ..]: `Trajectories.ref_log_probs`.
 
         Args:
             params: those that it started from.
@@ -244,6 +244,8 @@ def policy_gradient_loss(
 ) -> jax.Array:
     """Sum over prompts of -1/G sum_i A_i l(xi_i | x), l a weighted sum of log-likelihoods (paper Prop. 2).
 
+    xi_i is rollout i: its thought, its answer and its length.
+
     Args:
         terms: (weight, float32 [N]) each, which are summed in this order.
         advantages_BG: stop-gradient advantages.
@@ -256,9 +258,9 @@ def policy_gradient_loss(
     return -jnp.sum(advantages_BG.reshape(-1) * total_N) / group
 
 
-def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
+def means(num_rollouts: int, **per_rollout: jax.Array) -> Sums:
     """Make metrics that are means over rollouts, of arrays [N]."""
-    count = jnp.float32(rollouts)
+    count = jnp.float32(num_rollouts)
     return {name: (values.sum(), count) for name, values in per_rollout.items()}
 
 
@@ -270,16 +272,17 @@ def at_capacity(
     trajectories,
     *constants,
 ):
-    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest sufficient capacity.
+    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` in the smallest bucket that it fits in.
 
-    Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
+    A capacity is a bucket of padded lengths: the slots that scoring has for latents and for answers. A program is
+    compiled for each of `Policy.capacities`; a switch chooses the smallest that these trajectories fit in, which
     makes loss and gradient together. Differentiating the switch itself would keep the residuals of every branch for its
     backward pass, not only those of the chosen one.
 
     Returns:
         (loss, aux) as the branch; gradients are for params alone, and none goes through aux.
     """
-    group = trajectories.lengths.shape[0] // batch.draws.shape[0]
+    group = trajectories.lengths.shape[0] // batch.noise_ids.shape[0]
     choices = capacities(policy, group)
     branches = [functools.partial(branch, policy, choice) for choice in choices]
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.errors import UserError
+from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies import with_likelihood
 from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
 from slpo_jax.policy.noise import pass_keys
@@ -80,10 +81,10 @@ class AnswerOnly(WeightedTerms):
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
         # The keys of one pass, which has no axis of passes.
-        group = trajectories.lengths.shape[0] // batch.draws.shape[0]
+        group = trajectories.lengths.shape[0] // batch.noise_ids.shape[0]
         keys_1 = pass_keys(
-            jax.random.fold_in(key, 1),
-            batch.draws,
+            jax.random.fold_in(key, noise.SCORING),
+            batch.noise_ids,
             group,
             1,
         )
@@ -119,6 +120,7 @@ class Slpo(AnswerOnly):
     def check(self, key, policy, group):
         super().check(key, policy, group)
         latent = self.latent_weight if policy.config.max_latents else 0.0
+        # A latent policy has noise of its own just where it has a likelihood.
         has_noise = policy.latent_policy.log_prob is not None
         if latent and not policy.config.dropout_rate and not has_noise:
             raise UserError(
@@ -135,10 +137,10 @@ class Slpo(AnswerOnly):
         if self.passes == 1:
             return super().terms(policy, capacity, params, batch, trajectories, key)
         # Score the rollouts in K passes, each under dropout of its own; the answer's term is the mean over them.
-        group = trajectories.lengths.shape[0] // batch.draws.shape[0]
+        group = trajectories.lengths.shape[0] // batch.noise_ids.shape[0]
         keys_K = pass_keys(
-            jax.random.fold_in(key, 1),
-            batch.draws,
+            jax.random.fold_in(key, noise.SCORING),
+            batch.noise_ids,
             group,
             self.passes,
         )
@@ -178,7 +180,7 @@ class Slpo(AnswerOnly):
 
 @dataclass(frozen=True)
 class Exact(WeightedTerms):
-    """-A_i log pi(xi_i | x), all of it exact: the thought's, the answer's and the stop's log-likelihood."""
+    """-A_i log pi(xi_i | x), all of it exact: of rollout i's thought, its answer and its stop."""
 
     of_written_thoughts = True
     of_one_policy = True

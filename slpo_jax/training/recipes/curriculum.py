@@ -53,14 +53,14 @@ class ImitationBatch:
         prompts: of B problems.
         latents: int [B], the number of latents after each prompt.
         suffix: `SuffixBatch`, the text after the latents.
-        draws: int [B], the numbers that randomness is drawn by.
+        noise_ids: int [B], the numbers that randomness is drawn by.
         stops: float32 [B], the weight of a stop after the latents: 0 where steps are still written after them.
     """
 
     prompts: Prompts
     latents: Any
     suffix: Any
-    draws: Any
+    noise_ids: Any
     stops: Any
 
 
@@ -150,7 +150,11 @@ def imitation_batch(
     last = None if problems.template.closing_ids else -1
     prompts = draw.prompts([problems.prompts[i][:last] for i in indices])
     return ImitationBatch(
-        prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.draws, stops_B
+        prompts,
+        latents.astype(np.int32),
+        draw.suffixes(suffixes),
+        draw.noise_ids,
+        stops_B,
     )
 
 
@@ -292,7 +296,7 @@ def loss(
     params = policy.reasoner.stack(params)
     # Think, and read what follows the latents.
     inputs, thought = after_latents(
-        policy, params, batch, noise.row_keys(key, batch.draws), may_lack
+        policy, params, batch, noise.row_keys(key, batch.noise_ids), may_lack
     )
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     # Judge the gate's stop, and the words of the suffix.

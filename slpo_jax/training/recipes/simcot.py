@@ -296,7 +296,9 @@ def _explain(
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(
-        key, jnp.repeat(batch.base.draws, count), jnp.tile(2 + jnp.arange(count), rows)
+        key,
+        jnp.repeat(batch.base.noise_ids, count),
+        jnp.tile(2 + jnp.arange(count), rows),
     )
     # The decoder reads them, and is asked for each word from the last latent on.
     decoder = decoder_of(policy.reasoner.config, params)
