@@ -467,15 +467,14 @@ def _thinking(base: Any) -> Any:
         )
 
     # A server that finds no such attribute has `generate` answer.
-    @property
-    def init_continuous_batching(self):
+    def refuse_continuous_batching(self):
         raise AttributeError("continuous batching gives no room for a thought")
 
     members = {
         "__init__": __init__,
         "forward": forward,
         "generate_batch": generate_batch,
-        "init_continuous_batching": init_continuous_batching,
+        "init_continuous_batching": property(refuse_continuous_batching),
         "__module__": __name__,
         "__doc__": base.__doc__,
     }

@@ -44,10 +44,10 @@ class HostVerdicts:
         everywhere = NamedSharding(mesh, EVERYWHERE)
 
         def settle(verdicts: Verdicts):
-            unjudged_BG = verdicts.unjudged
+            unjudged_BG = jnp.asarray(verdicts.unjudged)
             if rule.overrides_truncated:
                 unjudged_BG |= verdicts.cut
-            return rule.settle(verdicts.total, unjudged_BG)
+            return rule.settle(jnp.asarray(verdicts.total), unjudged_BG)
 
         def sums(verdicts: Verdicts):
             # Of each reward, over the completions that it judged: (sum, count).
