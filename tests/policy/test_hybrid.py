@@ -93,7 +93,7 @@ def made():
             lambda x: x[:SHOWN],
             drawn,
         )
-        start = OBJECTIVES["grpo"](kl_weight=1.0).reference(
+        start = OBJECTIVES["grpo"](kl_weight=1.0).compute_ref_log_probs(
             policy, params, batch, shown
         )
         return (
