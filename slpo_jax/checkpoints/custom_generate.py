@@ -162,15 +162,22 @@ def generate(
     sequences = torch.cat([ids_BP, answers.sequences], dim=1)
     if not as_thought:
         return sequences
-    stop_probabilities = None
+    latents_NTD = latents_BTD.repeat_interleave(times, dim=0)
+    lengths_N = lengths_B.repeat_interleave(times, dim=0)
+    stops_NT = None
     if settings.gate_layers:
-        stop_probabilities = stops_BT.repeat_interleave(times, dim=0)
+        stops_NT = stops_BT.repeat_interleave(times, dim=0)
+
+    # What transformers gives with the answers goes on.
+    of_the_answers = {}
+    for name in _OF_THE_ANSWERS:
+        of_the_answers[name] = answers.get(name)
     return Thought(
         sequences,
-        latents=latents_BTD.repeat_interleave(times, dim=0),
-        lengths=lengths_B.repeat_interleave(times, dim=0),
-        stop_probabilities=stop_probabilities,
-        **{name: answers.get(name) for name in _OF_THE_ANSWERS},
+        latents=latents_NTD,
+        lengths=lengths_N,
+        stop_probabilities=stops_NT,
+        **of_the_answers,
     )
 
 
