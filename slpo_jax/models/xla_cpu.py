@@ -142,7 +142,7 @@ def summed_last(x: jax.Array, axes: str) -> tuple[jax.Array, str]:
     return cpu_transpose(x), axes[:-2] + swapped
 
 
-@jax.named_scope("cpu_transposed")
+@jax.named_scope("cpu_transpose")
 def cpu_transpose(x: jax.Array) -> jax.Array:
     """Return [.., N, D] -> [.., D, N], laid out in that order, in two copies, each of whole blocks of columns.
 

@@ -223,7 +223,7 @@ def test_the_part_that_has_the_most_tokens_has_to_fit(
         "slpo_jax.training.rollouts.batch_indices", lambda *_: np.arange(6)
     )
     if isinstance(capacity, str):
-        with pytest.raises(ValueError, match=f"^most: {capacity}$"):
+        with pytest.raises(ValueError, match=f"^max_tokens: {capacity}$"):
             make_batch(problems, 0, 0, 6, (40,), None, most, parts)
     else:
         assert (

@@ -237,7 +237,7 @@ def test_adapters_of_the_kernels_that_are_named(case):
         "self_attn",
         "kernel",
     ):  # of these the last three are parts of some, and no kernels
-        said = rf"^config\.rl\.lora\.kernels: '{other}' is no .*it has (c_attn|down_proj), "
+        said = rf"^config\.rl\.lora\.kernels: '{other}' is not .*it has (c_attn|down_proj), "
         with pytest.raises(UserError, match=said):
             lora.adapter(
                 jax.random.key(7),

@@ -206,7 +206,7 @@ def test_points_are_where_their_figures_are():
                                                            ["b", {}, {"value": 50.0, "se": 1.0}]]}  # fmt: skip
     drawn = figure.points(steps, acc, "depth 5", ("sequential steps", "Acc (%)"))
     dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn)
-    (xa, ya), _, (xb, yb), _ = [tuple(map(float, dot)) for dot in dots]
+    (xa, ya), (xb, yb) = [tuple(map(float, dot)) for dot in dots]
     ticks = {
         text: float(x)
         for x, text in re.findall(

@@ -27,7 +27,7 @@ from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.files import flatten
 from slpo_jax.io.orbax import params_digest, save_params
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.run import evaluate
+from slpo_jax.run import evaluate, judge, train_stage
 from slpo_jax.run.experiment import Experiment, build, rows
 from slpo_jax.run.provenance import (
     check_start,
@@ -318,7 +318,7 @@ def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name, warnin
             or "evaluate.batch_size" in config  # whose milliseconds are another figure
             else (lambda *_: pytest.fail("read"))
         )
-        monkeypatch.setattr(evaluate, "stage_params", read)
+        monkeypatch.setattr(train_stage, "stage_params", read)
     done = finished.evaluate(monkeypatch, **config)
     assert done >= expected if "+" in name else done == expected
     said = [
@@ -409,9 +409,7 @@ def test_what_else_is_asked_of_the_same_rollouts_is_evaluated_anew(
 ):
     """Scorers, a search, and the reward model that both may ask; not how many are searched where nothing is."""
     value = [1.0]
-    monkeypatch.setattr(
-        evaluate, "_reward_model", lambda *_: {"w": jnp.full(2, value[0])}
-    )
+    monkeypatch.setattr(judge, "read_judge", lambda *_: {"w": jnp.full(2, value[0])})
     assert finished.evaluate(monkeypatch, **{"evaluate.candidates": 5}) == set()
     for changes, model in (
         ({"evaluate.scorers": ()}, 1.0), ({"evaluate.scorers": ("self_certainty",)}, 1.0),
