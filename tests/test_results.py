@@ -293,12 +293,13 @@ def test_the_tables_of_hardware_are_made_of_today_s_results():
 
 
 def _gone(path: Path, command: str) -> str:
-    """What is wrong with a record's command; a table of launch/runs.py is that of its file too."""
+    """Return what is wrong with a record's command; a table of launch/runs.py begins its file's name, or the reverse."""
     words = words_of(command)
-    if words[1] == "launch/reproduce.py" and not words[2].startswith(
-        path.stem.rstrip("s")
-    ):
-        return f"{words[2]} is no table of {path.name}"
+    if words[1] == "launch/reproduce.py":
+        table = words[2]
+        name = path.stem.rstrip("s")
+        if not table.startswith(name) and not name.startswith(table):
+            return f"{table} is no table of {path.name}"
     return fault(words)
 
 
