@@ -258,6 +258,7 @@ def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monke
         lambda self, policy, params, batch, key, gate_weight: (
             params["reasoner"],
             None,
+            None,
         ),
     )
     config = _codi(folder, cot_steps=0, final_steps=2)
