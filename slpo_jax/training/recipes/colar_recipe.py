@@ -100,7 +100,7 @@ def pool(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
     sizes_BS1 = batch.sizes[..., None]
     *_, most = batch.ids.shape
     places_R = jnp.arange(most)
-    used_BSR = places_R < sizes_BS1
+    used_BSR = places_R[None, None] < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
     summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
     is_chunk_BS1 = batch.chunks[..., None]

@@ -90,7 +90,7 @@ def seen_by_encoder(read: Slots) -> jax.Array:
     _, slots = read.latents.shape
     is_itself_LL = jnp.eye(slots, dtype=bool)
     is_token_BL = read.latents == 0
-    return is_token_BL[:, None] | is_itself_LL
+    return is_token_BL[:, None] | is_itself_LL[None]
 
 
 def take_before_latents(
@@ -102,7 +102,7 @@ def take_before_latents(
     """
     numbers_N = jnp.arange(1, most + 1)
     latents_B1L = slots.latents[:, None]
-    is_latent_BNL = latents_B1L == numbers_N[:, None]
+    is_latent_BNL = latents_B1L == numbers_N[None, :, None]
     at_BN = jnp.argmax(is_latent_BNL, axis=-1) - before
     at_BN = jnp.maximum(at_BN, 0)
     return jnp.take_along_axis(x_BLD, at_BN[..., None], axis=1)
