@@ -64,7 +64,8 @@ def read_lora(folder: Path, alpha: float | None) -> Lora | None:
     values = read_json(path, "give the adapters' whole folder")
     allowed = {"peft_type": ("LORA",), "init_lora_weights": _INITS}
     for key, value in values.items():
-        if value and (key not in _HARMLESS or value not in allowed.get(key, (value,))):
+        is_allowed = value in allowed.get(key, (value,))
+        if value and not (key in _HARMLESS and is_allowed):
             raise UserError(
                 f"{path}: {key}={value} is not supported; merge the adapters with peft's merge_and_unload()"
             )
@@ -230,8 +231,10 @@ def write_adapters(
         *place, last = weight.path
         if last == "kernel" and (*place, "A") in leaves:
             for part in "AB":
-                name = f"base_model.model.{weight.name.removesuffix('weight')}lora_{part}.weight"
-                tensors[name] = np.ascontiguousarray(np.asarray(leaves[*place, part]).T)
+                module = weight.name.removesuffix("weight")
+                name = f"base_model.model.{module}lora_{part}.weight"
+                transposed = np.asarray(leaves[*place, part]).T
+                tensors[name] = np.ascontiguousarray(transposed)
             targets.add(place[-1])
             settings = {
                 "r": leaves[*place, "A"].shape[1],

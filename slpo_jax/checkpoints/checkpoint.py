@@ -386,6 +386,8 @@ def grow(
     for name in ("wte", "embed_tokens", "lm_head"):
         if name in tree and len(tree[name]) < rows:
             table = tree[name]
+            more = rows - len(table)
             row = table[ids[0]] if len(ids) == 1 else table.mean(axis=0)
-            out[name] = np.concatenate([table, np.tile(row, (rows - len(table), 1))])
+            copies = np.tile(row, (more, 1))
+            out[name] = np.concatenate([table, copies])
     return out
