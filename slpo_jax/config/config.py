@@ -198,12 +198,12 @@ class Config:
                 )
         if self.reward and names:
             raise FieldError(
-                self, "reward", "config.rewards is given too; leave one of the two out"
+                self, "reward", "config.rewards is given too; leave one of the two out, or clear that by --config.rewards=()"
             )
         # The first one says what is right, so it can't be one that compares right completions.
         first = names[0] if names else self.reward
         if first and REWARDS[first].follows:
-            remedy = "put one that says what is right before it, e.g. (('correct', 1.0), ('relative_length', 1.0))"
+            remedy = f"put one that says what is right before it, e.g. (('correct', 1.0), ({first!r}, 1.0))"
             raise FieldError(
                 self, "rewards", f"{first} compares right completions; {remedy}"
             )

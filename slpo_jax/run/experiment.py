@@ -144,9 +144,10 @@ class Stage:
 
     @functools.cached_property
     def start(self) -> "Stage":
-        """The stage that it starts from: the last before it that is finished or about to be, else `config.init`.
+        """The stage that it starts from, of those that are finished or about to be: the cold start, else imitation.
 
-        What is said to come after another one starts from that.
+        Where neither is, it is `config.init`. The cold start starts from imitation, and imitation from `config.init`; an
+        objective that is said to come after another one starts from that.
 
         Raises:
             UserError: that one is neither there nor about to be.
