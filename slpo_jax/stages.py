@@ -7,7 +7,7 @@ Config = Any  # of `config`, which builds on this module
 
 Section = Literal["imitate", "cold_start", "best_of_n", "rl", "latent_rm", "evaluate"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
-"""What `config.stages` may hold, in this order: sections of the config. `_SCRIPTS` of `run/run_stages.py` has the file of each."""
+"""What `config.stages` may hold, in this order: sections of the config. `run/run_stages.py` has the file of each."""
 
 IMITATE, COLD_START, BEST_OF_N, RL, LATENT_RM, EVALUATE = SECTIONS
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
@@ -25,7 +25,8 @@ class About:
     """The facts of a section that others have to know.
 
     Attributes:
-        stream: the number of its noise. It never changes, or runs that go on would draw other noise: a new one is the next.
+        stream: the number of its noise, which never changes, or runs that go on would draw other noise. A new section
+            has the next one.
         row: label and meaning of its row in the report; None: `run/experiment.py` has more to say.
     """
 

@@ -198,7 +198,9 @@ class Config:
                 )
         if self.reward and names:
             raise FieldError(
-                self, "reward", "config.rewards is given too; leave one of the two out, or clear that by --config.rewards=()"
+                self,
+                "reward",
+                "config.rewards is given too; leave one of the two out, or clear that by --config.rewards=()",
             )
         # The first one says what is right, so it can't be one that compares right completions.
         first = names[0] if names else self.reward

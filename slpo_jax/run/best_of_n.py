@@ -55,11 +55,11 @@ def prepare(stage: Stage) -> Stage:
 def train(stage: Stage) -> None:
     """Train the reasoner on what its start's samples chose, which are drawn in the step before each update."""
     experiment = stage.experiment
-    config = stage.settings
+    settings = stage.settings
     mesh = experiment.mesh
     stopping = "threshold" if experiment.config.gate.enabled else "length"
     policy = experiment.policy.with_config(
-        stopping=stopping, temperature=config.temperature
+        stopping=stopping, temperature=settings.temperature
     )
 
     # The start draws and chooses, with the same noise whenever a problem comes; the state learns what was chosen.
@@ -69,7 +69,7 @@ def train(stage: Stage) -> None:
     host_verdicts = (
         None if on_device else HostVerdicts(make_host_rightness(experiment), mesh)
     )
-    choose = make_choice(policy, on_device, config, mesh, host_verdicts)
+    choose = make_choice(policy, on_device, settings, mesh, host_verdicts)
     key = replicate(noise.stream_key(experiment.key, stage.name, 0), mesh)
 
     def step_fn(state, batch):
@@ -79,7 +79,7 @@ def train(stage: Stage) -> None:
         step_fn = host_verdicts.with_metrics(step_fn)
 
     # It has no validations: the last step's parameters are what it leaves.
-    loop, state, _ = open_stage(stage, state, config.steps)
+    loop, state, _ = open_stage(stage, state, settings.steps)
     with loop:
-        state = loop.advance(state, step_fn, prompted_batches(stage), config.steps)
+        state = loop.advance(state, step_fn, prompted_batches(stage), settings.steps)
         close_stage(stage, loop, state)

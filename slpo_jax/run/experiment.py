@@ -146,8 +146,8 @@ class Stage:
     def start(self) -> "Stage":
         """The stage that it starts from, of those that are finished or about to be: the cold start, else imitation.
 
-        Where neither is, it is `config.init`. The cold start starts from imitation, and imitation from `config.init`; an
-        objective that is said to come after another one starts from that.
+        Where neither is, it is `config.init`. The cold start starts from imitation, and imitation from `config.init`.
+        An objective that is said to come after another one starts from that.
 
         Raises:
             UserError: that one is neither there nor about to be.

@@ -18,6 +18,7 @@ from slpo_jax.training.recipes import (
     check_ends,
     recipe_of,
 )
+from slpo_jax.training.recipes.recipe import usable
 
 
 def choose_problems(
@@ -80,7 +81,7 @@ def choose_problems(
 
 
 def settings_of(settings: ImitateSettings, name: str) -> ImitateSettings:
-    """Return the settings of one of the stage's checkpoints: those of imitation without latents have none."""
+    """Return the settings of one of the stage's checkpoints: without latents, those of a thought are 0."""
     if name != NO_THOUGHT:
         return settings
     without_thought = dataclasses.replace(
@@ -166,9 +167,8 @@ def left_out(problems: EncodedProblems, count: int, most: int, recipe: str) -> s
     answered = {
         place for place, problem in enumerate(problems.problems) if problem.answer
     }
-    short = answered.intersection(
-        Recipe.usable(problems, most)
-    )  # the usual one, which goes by lengths alone
+    # The usual choice goes by lengths alone.
+    short = answered.intersection(usable(problems, most))
     causes = {
         "without an answer": len(problems) - len(answered),
         f"longer than config.imitate.max_tokens={most}": len(answered) - len(short),

@@ -19,10 +19,10 @@ from slpo_jax.run.train_stage import (
 )
 from slpo_jax.runtime import hosts
 from slpo_jax.training.gate_training import (
+    candidates_with_lengths,
     make_candidates_loss,
     make_host_step,
     make_loss,
-    with_lengths,
 )
 
 
@@ -42,7 +42,7 @@ def train(stage: Stage) -> None:
     experiment = stage.experiment
     policy = experiment.policy
     settings = stage.settings
-    config = dataclasses.replace(
+    loss_settings = dataclasses.replace(
         settings,
         min_latents=experiment.config.min_latents,
         gate_dropout=experiment.config.gate.dropout,
@@ -53,11 +53,11 @@ def train(stage: Stage) -> None:
     params = stage_params(stage.start)
     trained = experiment.trained_by(stage.section, params)
     if experiment.reward.on_device is not None:
-        loss_fn = make_loss(policy, experiment.reward.on_device, config)
+        loss_fn = make_loss(policy, experiment.reward.on_device, loss_settings)
         make_step = None
     else:
-        loss_fn = make_candidates_loss(policy, config)
-        sample = functools.partial(with_lengths, policy, config)
+        loss_fn = make_candidates_loss(policy, loss_settings)
+        sample = functools.partial(candidates_with_lengths, policy, loss_settings)
         make_step = functools.partial(
             make_host_step, sample=sample, host_reward=make_host_rightness(experiment)
         )

@@ -68,7 +68,7 @@ class Plan:
         settings: of this checkpoint, see `settings_of`.
         phases: the longest that they can be.
         optimizer_configs: one for each phase.
-        problems: that are imitated.
+        problems: the ones that are imitated.
     """
 
     stage: Stage
@@ -145,7 +145,8 @@ def begin(plan: Plan) -> tuple[TrainState, tuple[str, ...], dict[str, Any]]:
     if not recipe.alone:
         trained = (*experiment.trained_by(IMITATE, params), *new_parts)
 
-    # The optimizer's state is laid out for the phase that the newest checkpoint is in, or at the end of.
+    # The optimizer's state is laid out for the phase that the newest checkpoint is in, or at the end of. Phases that
+    # end when they are learned may be shorter than here, but all of them train the same parts (`check_ends`).
     phase = plan.phases[-1]
     if stage.name != CONTROL:
         newest = max(running_folder(stage, recipe).steps, default=0)
@@ -188,7 +189,7 @@ def train(plan: Plan) -> None:
     """
     stage = plan.stage
     experiment = stage.experiment
-    config = plan.settings
+    settings = plan.settings
     recipe = plan.recipe
     problems = plan.problems
     if stage.name == IMITATE:  # the others imitate the same
@@ -197,10 +198,10 @@ def train(plan: Plan) -> None:
     # Further imitation is as long as reinforcement learning, if asked to at a rate of its own.
     more = experiment.config.rl.steps if stage.name == CONTROL else 0
     optimizer_configs = list(plan.optimizer_configs)
-    if more and config.control_rate:
+    if more and settings.control_rate:
         optimizer_configs[-1] = dataclasses.replace(
             optimizer_configs[-1],
-            learning_rate=config.control_rate,
+            learning_rate=settings.control_rate,
             schedule="constant",
             warmup_steps=0,
         )
@@ -211,7 +212,7 @@ def train(plan: Plan) -> None:
         latent_slots: int, changing: tuple[str, ...], optimizer_config: OptimizerConfig
     ) -> StepFn:
         policy = experiment.policy.with_config(
-            max_latents=latent_slots, dropout_rate=config.dropout
+            max_latents=latent_slots, dropout_rate=settings.dropout
         )
         return make_train_step(
             recipe.loss_of(policy),
@@ -219,7 +220,7 @@ def train(plan: Plan) -> None:
             changing,
             experiment.layout,
             IMITATE,
-            config.micro_batches,
+            settings.micro_batches,
             schedule=make_schedule(optimizer_config),
         )
 
@@ -229,6 +230,7 @@ def train(plan: Plan) -> None:
     loop, state, own_saved = open_stage(
         stage, state, total, running_folder(stage, recipe)
     )
+    # What imitation saved, for those that go by its ends; else what the stage did.
     saved = saved or own_saved
     ends: dict[str, int] = saved.get(ENDS, {})
     with loop:
@@ -254,16 +256,16 @@ def train(plan: Plan) -> None:
                 )
             changing = phase.trains or trained
             step_fn = make_step(phase.latent_slots, changing, optimizer_config)
-            slots = recipe.slots(problems, phase, config.suffix_slots)
+            slots = recipe.slots(problems, phase, settings.suffix_slots)
             make_batch = functools.partial(batch_of, plan, phase, slots)
 
             # It may end when it is learned, by the accuracy of its last steps.
-            may_end = bool(config.stage_until) and not more
+            may_end = bool(settings.stage_until) and not more
             window = AccuracyWindow()
             if phase.start < step:  # where a checkpoint is gone on from
                 window = AccuracyWindow(saved.get(ACCURACIES, []))
             for start, end in phase.stretches:
-                if step == start and (config.reset_optimizer or phase.trains):
+                if step == start and (settings.reset_optimizer or phase.trains):
                     optimizer = make_optimizer(optimizer_config)
                     now = {part: state.params[part] for part in changing}
                     fresh = init_optimizer(optimizer, now, experiment.layout)
@@ -282,9 +284,10 @@ def train(plan: Plan) -> None:
 
                     # So a phase ends a step after its window is full of right rows.
                     may_end_here = (
-                        may_end and phase.start + config.stage_least <= step < end
+                        may_end and phase.start + settings.stage_least <= step < end
                     )
-                    if may_end_here and window.is_learned(config.stage_until):
+                    # It is the phase's only stretch (`check_ends`).
+                    if may_end_here and window.is_learned(settings.stage_until):
                         ends = ends | {phase.name: step}
                         loop.end_at(loop.total - (end - step))
                         end = step
@@ -307,23 +310,30 @@ def train(plan: Plan) -> None:
 
 def batch_of(plan: Plan, phase: Phase, slots: Any, step: int) -> Any:
     """Return the sharded batch of a phase's step."""
-    setup = plan.stage.experiment
-    layout = (setup.config.seed, plan.settings.batch_size, setup.prompt_slots, slots)
+    experiment = plan.stage.experiment
+    layout = (
+        experiment.config.seed,
+        plan.settings.batch_size,
+        experiment.prompt_slots,
+        slots,
+    )
     return shard_rows(
-        plan.recipe.batch(plan.problems, phase, step, *layout), setup.mesh
+        plan.recipe.batch(plan.problems, phase, step, *layout), experiment.mesh
     )
 
 
-def as_ended(plan: list[Phase], ends: Mapping[str, int], more: int = 0) -> list[Phase]:
+def as_ended(
+    longest: list[Phase], ends: Mapping[str, int], more: int = 0
+) -> list[Phase]:
     """Return the phases as they are by now: the steps that one does not need, the next may take.
 
     Args:
-        plan: the longest that they can be.
+        longest: the phases, each as long as it can be.
         ends: after which step those ended that ended before their time, by name.
         more: steps that the last one goes on for, as a control.
     """
     phases = list[Phase]()
-    for phase in plan:
+    for phase in longest:
         start = phases[-1].end if phases else 0
         phases.append(
             dataclasses.replace(phase, start=start, end=ends.get(phase.name, phase.end))
@@ -381,13 +391,16 @@ def save_finished(
 
 def warn_of_left_out(plan: Plan) -> None:
     """Warn of problems that are not imitated, or have no steps."""
-    setup = plan.stage.experiment
+    experiment = plan.stage.experiment
     imitated = len(plan.problems)
     causes = left_out(
-        setup.demos, imitated, setup.config.imitate.max_tokens, plan.recipe.name
+        experiment.demos,
+        imitated,
+        experiment.config.imitate.max_tokens,
+        plan.recipe.name,
     )
     if causes:
-        count = len(setup.demos)
+        count = len(experiment.demos)
         logging.warning(
             "imitate: left out %d of %d problems: %s", count - imitated, count, causes
         )

@@ -88,7 +88,8 @@ def host_batches(
 
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
-        *earlier_steps, place = range(step, step + (number + 1) * steps, steps)
+        place = step + number * steps
+        earlier_steps = list(range(step, place, steps))
         return make_batch(
             setup.train,
             place,
@@ -128,7 +129,7 @@ def make_host_reward(setup: Setup, with_truncated: bool = False) -> HostRewardFn
 
 
 def make_host_rightness(setup: Setup) -> HostRewardFn:
-    """Make the same with 1 for a completion that counts as right, and 0 for others, whatever they earn."""
+    """As `make_host_reward`, but 1 for a completion that counts as right, and 0 for others, whatever they earn."""
     judge = make_host_reward(setup)
 
     def earned(
@@ -148,21 +149,21 @@ def state_and_step(
     params: Params,
     trained: tuple[str, ...],
     loss_fn: LossFn,
-    make: Callable | None = None,
+    make_step: Callable | None = None,
 ) -> tuple[TrainState, StepFn]:
     """Return the state before a stage's first step, and its step, by the optimizer of its section.
 
     Args:
         params: where it starts; copied.
         trained: the parameters that it changes, by their top-level names.
-        make: the step of the loss, called as `make_train_step` is, which is the default.
+        make_step: makes the step of the loss, called as `make_train_step` is, which is the default.
     """
     experiment = stage.experiment
     optimizer_config = experiment.optimizer_config(stage.section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    make = make or make_train_step
-    step_fn = make(
+    make_step = make_step or make_train_step
+    step_fn = make_step(
         loss_fn,
         optimizer,
         trained,

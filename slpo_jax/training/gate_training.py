@@ -63,7 +63,8 @@ def decode_candidates(
     """Answer at every candidate length of full-length trajectories (paper section 4.1, the cold start).
 
     All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
-    batch: candidate t sees the noisy slots before t, and feeds step t's action again as its last.
+    batch: candidate t sees the noisy slots before t, and feeds step t's action again as its last: with other noise than
+    in the cache, if any (`noise.latent_dropout`).
 
     Args:
         policy: its stopping rule is not used.
@@ -160,7 +161,7 @@ def candidates_of(
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
 
 
-def with_lengths(
+def candidates_with_lengths(
     policy: Policy,
     config: ColdStartConfig,
     params,
@@ -306,9 +307,9 @@ def make_host_step(
     verdicts = HostVerdicts(host_reward, layout.mesh)
 
     def step(state: TrainState, batch):
-        batch, kept, tokens, latents = draw(state, batch, {})
+        batch, actions, tokens, latents = draw(state, batch, {})
         rewards_BG = verdicts.ask(tokens, batch.noise_ids, latents)
-        judged = (batch, (kept, tokens), rewards_BG)
+        judged = (batch, (actions, tokens), rewards_BG)
         return improve(state, judged)
 
     return verdicts.with_metrics(step)

@@ -225,7 +225,7 @@ class StageLoop:
         self.flush()  # whoever goes on from here does not log this step again
         self.checkpoints.save(state, {**(extra or {}), SUMS: self._means.sums}, replace)
         if self._asked_to_stop:
-            self.finish(state)
+            self.finish(state)  # which keeps what is saved of this step
 
     def advance(
         self,

@@ -274,7 +274,7 @@ def make_train_step(
         opt_state = layout.pin(opt_state, state_specs)
         return part, opt_state, metrics, finite
 
-    take = update if updates == 1 else _repeat(update, updates, minibatches)
+    update_parts = update if updates == 1 else _repeat(update, updates, minibatches)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
         # Parts that are only carried along are not read.
@@ -284,7 +284,7 @@ def make_train_step(
         for name, x in state.params.items():
             if name not in trained and name not in CARRIED:
                 frozen[name] = x
-        part, opt_state, metrics, finite = take(
+        part, opt_state, metrics, finite = update_parts(
             part, state.opt_state, frozen, batch, key
         )
 

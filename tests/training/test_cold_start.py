@@ -256,7 +256,7 @@ def test_verdicts_of_the_host_are_those_of_the_device(
             rows[-1] = {name: row[name] for name in sorted(row)}
         return jax.tree.map(np.asarray, (state.params, state.opt_state, rows))
 
-    sample = functools.partial(gate_training.with_lengths, POLICY, config)
+    sample = functools.partial(gate_training.candidates_with_lengths, POLICY, config)
     halves = functools.partial(make_host_step, sample=sample, host_reward=host_reward)
     jax.tree.map(
         np.testing.assert_array_equal,

@@ -60,7 +60,7 @@ def recipe_of(
     return with_lora(recipe, settings.lora, tokens) if settings.lora.rank else recipe
 
 
-def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> None:
+def check_ends(config: ImitateSettings, recipe: Recipe, phases: list[Phase]) -> None:
     """Refuse what makes no sense where stages end when they are learned, or are mixed.
 
     Raises:
@@ -70,7 +70,7 @@ def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> No
         raise UserError(
             f"config.imitate.mix: {config.mix}, but {recipe.name} has no earlier stages to mix; set it to 0"
         )
-    if config.stage_until and any(phase.rise or phase.trains for phase in plan):
+    if config.stage_until and any(phase.rise or phase.trains for phase in phases):
         raise UserError(
             f"config.imitate.stage_until: {config.stage_until}, but {recipe.name} says itself when its phases end; set "
             "it to 0"

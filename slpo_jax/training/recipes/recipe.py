@@ -206,11 +206,11 @@ class Phase:
         return stretches
 
 
-def consecutive(plan: Sequence[Phase]) -> list[Phase]:
+def consecutive(phases: Sequence[Phase]) -> list[Phase]:
     """Place phases, given as from 0 to their number of steps, one after the other, without those of no steps."""
     placed = list[Phase]()
     start = 0
-    for phase in plan:
+    for phase in phases:
         end = start + phase.end
         if end > start:
             phase = dataclasses.replace(phase, start=start, end=end)
@@ -243,7 +243,7 @@ class Recipe:
     rows: Callable[[Draw], Any]
     loss: Callable[[Policy, Params, Any, jax.Array], tuple]
     usable: Callable[[EncodedProblems, int], list[int]] = usable
-    fewest_steps: Callable[[list[Phase]], int] = lambda plan: 1
+    fewest_steps: Callable[[list[Phase]], int] = lambda phases: 1
     init: Callable[[jax.Array, Policy, Params], Params] | None = None
     alone: bool = False
     finish: Callable[[Params], Params] = dict
@@ -284,7 +284,7 @@ class Recipe:
 
     @property
     def has_extra_parameters(self) -> bool:
-        """Whether the trained parts are finished into what later stages get."""
+        """Whether the parts while it trains are not those that later stages get, which `finish` makes of them."""
         return self.init is not None or self.finish is not dict
 
     def loss_of(self, policy: Policy) -> LossFn:
