@@ -25,6 +25,11 @@ _QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
 _QUICK_RATES = (1e-4, 3e-4, 1e-3)
 _ONE_CORE = {"cpu_devices": 1}
 _FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
+_IMITATED = {
+    "stages": ("imitate", "evaluate"),
+    "imitate.control": False,
+    "evaluate.samples": 0,
+}
 
 # --- One small COCONUT: the ablations.
 
@@ -229,11 +234,6 @@ _ARENA = "configs/arena.py"
 _CONTROLS = ("imitate", "imitate_control", "reference")
 _TRAINED = ("reference", "slpo", "exact", "pathwise", "grpo", "latent_grpo")
 _ARENA_RATES = (3e-5, 1e-4, 3e-4)
-_IMITATED = {
-    "stages": ("imitate", "evaluate"),
-    "imitate.control": False,
-    "evaluate.samples": 0,
-}
 
 TABLES = {
     # What the quick start shows, over six seeds, beside no latents and chain of thought with the same demonstrations
@@ -260,6 +260,15 @@ TABLES = {
         ),
         ("imitate_control", *_variant_names(_QUICK_OBJECTIVES, _QUICK_RATES)), ("imitate",),
         (100,),
+    ),
+    # Reasoners of the quick start by their demonstrations, for `benchmarks.gradients`.
+    "gradients_chains": Table(
+        tuple(
+            Run(f"{recipe}_{demos}", _QUICKSTART,
+                _IMITATED | _ONE_CORE | {"imitate.recipe": recipe, "data.chain.demos_size": demos})
+            for recipe in ("simcot", "coconut") for demos in (300, 600, 2000)
+        ),
+        ("imitate",), (), metrics=("acc",),
     ),
     "countdown": Table(
         (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import grpo, memory, passk, predicted, real, step, versus
+from benchmarks import gradients, grpo, memory, passk, predicted, real, step, versus
 
 EVERY = [
     (["--shapes", "bert"], "--shapes"),  # memory has no such flag at all
@@ -40,6 +40,11 @@ OWN = {
         (["--caches", "offloaded"], "--caches"),
         (["--losses", "fast"], "--losses"),
     ],
+    gradients: [
+        (["--right", "many"], "--right: many"),
+        (["--dropout", "prompt"], "--dropout: no prompt"),
+        (["--batches", "1"], "--batches: 1"),
+    ],
     predicted: [(["--model", "gpt3"], "--model")],
     real: [
         (["--seconds", "0"], "--seconds: 0"),
@@ -47,7 +52,7 @@ OWN = {
     ],
 }
 
-REQUIRED = {versus: ["."], grpo: ["problems.json"]}
+REQUIRED = {gradients: ["."], versus: ["."], grpo: ["problems.json"]}
 
 
 @pytest.mark.parametrize(
