@@ -264,9 +264,9 @@ TABLES = {
     # Reasoners of the quick start by their demonstrations, for `benchmarks.gradients`.
     "gradients_chains": Table(
         tuple(
-            Run(f"{recipe}_{demos}", _QUICKSTART,
+            Run(f"{name}_{demos}", _QUICKSTART,
                 _IMITATED | _ONE_CORE | {"imitate.recipe": recipe, "data.chain.demos_size": demos})
-            for recipe in ("simcot", "coconut") for demos in (300, 600, 2000)
+            for name, recipe in (("simcot", "simcot"), ("coconut", "curriculum")) for demos in (300, 600, 2000)
         ),
         ("imitate",), (), metrics=("acc",),
     ),
