@@ -130,7 +130,12 @@ def generate(
     # A length is of prompt and answer, and a number of new tokens goes before it.
     if arguments.get("max_length") and not arguments.get("max_new_tokens"):
         length = arguments["max_length"]
-        settings.max_new_tokens = length - ids_BP.shape[1]
+        prompt_length = ids_BP.shape[1]
+        if length <= prompt_length:
+            raise _request_error(
+                f"max_length={length} leaves no room for an answer; give more than the prompt's {prompt_length} tokens"
+            )
+        settings.max_new_tokens = length - prompt_length
         settings.max_length = None
     _check(model, settings, ids_BP, valid_BP)
 
@@ -147,7 +152,7 @@ def generate(
     # Have transformers write the answer, with the settings that it doesn't keep in its config.
     given = {name: more[name] for name in more if name in others}
     given = {name: value for name, value in given.items() if value is not None}
-    given |= _seeing_prompts(given, ids_BP)
+    given |= _prepend_prompts(given, ids_BP)
     model.generation_config = settings
     try:
         answers = type(model).generate(
@@ -181,13 +186,13 @@ def generate(
     )
 
 
-def _seeing_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, Any]:
+def _prepend_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, Any]:
     """Return those of a caller's arguments that are functions of the ids so far, with the prompts before these.
 
     transformers' own `generate`, which is given embeddings, has the answers' ids alone.
     """
 
-    def shown(function):
+    def with_prompts(function):
         def show(ids_NA, *arguments, **named):
             # A prompt's beams or samples lie one after the other.
             times = len(ids_NA) // len(ids_BP)
@@ -198,12 +203,12 @@ def _seeing_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, An
 
         return show
 
-    seeing: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for name in ("stopping_criteria", "logits_processor"):
         if name in given:
-            functions = map(shown, given[name])
+            functions = map(with_prompts, given[name])
             kind = type(given[name])
-            seeing[name] = kind(functions)
+            changed[name] = kind(functions)
 
     allowed = given.get("prefix_allowed_tokens_fn")
     if allowed is not None:
@@ -213,8 +218,8 @@ def _seeing_prompts(given: dict[str, Any], ids_BP: torch.Tensor) -> dict[str, An
             ids_L = torch.cat([prompt_P, ids_A])
             return allowed(row, ids_L)
 
-        seeing["prefix_allowed_tokens_fn"] = allow
-    return seeing
+        changed["prefix_allowed_tokens_fn"] = allow
+    return changed
 
 
 def _request_error(message: str) -> ValueError:

@@ -751,6 +751,8 @@ def test_the_caller_s_max_length_is_of_prompt_and_answer(exported, form):
 
     assert said(max_length=length) == length
     assert said(max_length=length, max_new_tokens=1) == length - 1
+    with pytest.raises(ValueError, match=f"max_length={length - 2} leaves no room"):
+        said(max_length=length - 2)
 
 
 def test_a_caller_s_functions_see_prompt_and_answer(exported):
