@@ -135,10 +135,11 @@ BOXED = {
 
 @pytest.mark.parametrize("text", BOXED, ids=lambda text: text[:20])
 def test_the_last_box_by_hand(text):
-    begun = time.process_time()
+    # Of this thread: others may compile.
+    begun = time.thread_time()
     assert parse_completion(text, "boxed") == BOXED[text]
     assert last_boxed(text) == (BOXED[text] or "")
-    assert time.process_time() - begun < 0.5
+    assert time.thread_time() - begun < 0.5
 
 
 def test_references_that_no_box_can_hold_or_nobody_can_read():

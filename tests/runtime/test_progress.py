@@ -4,11 +4,13 @@ import io
 import logging
 import sys
 import time
+import weakref
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
+from tqdm import tqdm
 
 from slpo_jax.runtime import backend, progress
 from slpo_jax.runtime.progress import Progress, if_slow
@@ -132,6 +134,8 @@ def test_a_warning_has_a_line_of_its_own_beside_a_bar(monkeypatch):
     file = Terminal()
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(logging.root, "handlers", [])
+    # Below a bar that another test has left open, this one would not stand in the first line.
+    monkeypatch.setattr(tqdm, "_instances", weakref.WeakSet())
     bar = Progress("imitate", 20)
     record = logging.LogRecord(
         "absl", logging.WARNING, progress.__file__, 1, "learned", None, None
