@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -165,7 +166,8 @@ def test_commands_run(said):
         assert rows["slpo"]["my_test"]["n"] == 3
     published = json.loads((folder / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
-    assert f"question  {ASKED}" in said["solve"][0]
+    command = re.search(r'slpo solve \S+ "(.*)"', (ROOT / "README.md").read_text())
+    assert f"question  {command[1]}" in said["solve"][0]
     trained, loaded = said["-c"]
     assert "'acc': " in trained
     assert "vote of 16 rollouts" in loaded
