@@ -48,7 +48,7 @@ from slpo_jax.policy.noise import DropoutWhere, PassKeys
 from slpo_jax.policy.policy import Policy, PromptedBatch, repeat_rows
 from slpo_jax.policy.score import score
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.train_rl import training_policy
+from slpo_jax.run.train_rl import make_training_policy
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.objective import policy_gradient_loss
 from slpo_jax.training.rollouts import make_batch, roll_out
@@ -109,7 +109,7 @@ def measure(
 ) -> dict[str, float]:
     """`FIGURES` on these problems, but for Acc; `where` is of the rollouts' dropout."""
     config = setup.config
-    trained = training_policy(setup, rl_of(config.rl, _WHOLE))
+    trained = make_training_policy(setup, rl_of(config.rl, _WHOLE))
     policy = trained.with_config(dropout_where=where)
     take = jax.jit(
         functools.partial(gradients, policy), static_argnames=("verifier", "group")

@@ -169,7 +169,7 @@ class Theirs:
     def inputs(self, number: int) -> tuple[Prompts, np.ndarray]:
         """Prompts and their problems' indices, a prompt's as often as it has rollouts."""
         batch = self.work.batch(number)
-        return batch.prompts, np.repeat(batch.noise_ids, self.work.parts.group)
+        return batch.prompts, np.repeat(batch.draw_ids, self.work.parts.group)
 
     def measure(self, number: int) -> dict[str, float]:
         """Seconds of the step of a round, and of its parts."""

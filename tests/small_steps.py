@@ -60,7 +60,7 @@ def rigged_reward(tokens, references):
 def host_reward_of(batch):
     """`rigged_reward` of a batch's problems without SECOND, on the host."""
     rules = dict(
-        zip(batch.noise_ids.tolist(), batch.references[:, 0].tolist(), strict=True)
+        zip(batch.draw_ids.tolist(), batch.references[:, 0].tolist(), strict=True)
     )
 
     def host_reward(tokens_NA, index_N, latents_N):
@@ -120,7 +120,7 @@ def imitation_batch() -> curriculum.ImitationBatch:
     latents = np.array([2, 1, 3, 1], np.int32)
     stops = np.ones(BATCH, np.float32)
     return curriculum.ImitationBatch(
-        prompted.prompts, latents, suffix, prompted.noise_ids, stops
+        prompted.prompts, latents, suffix, prompted.draw_ids, stops
     )
 
 

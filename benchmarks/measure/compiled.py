@@ -118,7 +118,7 @@ def abstract_rollouts(
         ref_params: the parameters that the stage started from, or {}, as the first half is given them.
     """
     _, trajectories, _ = jax.eval_shape(rollout, state, batch, ref_params)
-    rewards = jax.ShapeDtypeStruct((len(batch.noise_ids), group), jnp.float32)
+    rewards = jax.ShapeDtypeStruct((len(batch.draw_ids), group), jnp.float32)
     placed = NamedSharding(layout.mesh, ROWS)
     return batch, *jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),

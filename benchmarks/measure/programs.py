@@ -17,9 +17,13 @@ from slpo_jax.config.config import rl_of
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Prompts, Stopping
 from slpo_jax.run.imitation_plan import choose_problems, plan_phases
-from slpo_jax.run.rl_adapters import fresh_adapters, trained_parts
+from slpo_jax.run.rl_adapters import init_adapters, list_trained_parts
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
+from slpo_jax.run.train_rl import (
+    make_objective_optimizer,
+    make_optimizer_config,
+    make_training_policy,
+)
 from slpo_jax.run.train_stage import host_batches
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
@@ -153,17 +157,17 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     reward = setup.reward.on_device
     objective = setup.config.objective[name]
     config = rl_of(setup.config.rl, objective)
-    policy = training_policy(setup, config)
+    policy = make_training_policy(setup, config)
     params = setup.abstract_params()
     params |= place(
         setup,
-        jax.eval_shape(functools.partial(fresh_adapters, setup), params),
+        jax.eval_shape(functools.partial(init_adapters, setup), params),
         EVERYWHERE,
     )
-    trained = trained_parts(setup, params)
+    trained = list_trained_parts(setup, params)
     trained_params = {part: params[part] for part in trained}
-    rates = optimizer_config(config, objective)
-    optimizer = optimizer_of(rates, policy, objective, trained_params)
+    rates = make_optimizer_config(config, objective)
+    optimizer = make_objective_optimizer(rates, policy, objective, trained_params)
     how = (optimizer, trained, setup.layout, RL, config.micro_batches)
     schedule = make_schedule(rates)
     state = abstract_state(params, trained, optimizer, setup.layout)

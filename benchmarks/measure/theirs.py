@@ -39,7 +39,7 @@ class Torch:
         prompts = Prompts(
             np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid)
         )
-        index_N = np.repeat(np.asarray(batch.noise_ids), self.group)
+        index_N = np.repeat(np.asarray(batch.draw_ids), self.group)
         return self.witness.step(prompts, index_N, work.verify, self.lengths)
 
 

@@ -18,7 +18,7 @@ from slpo_jax.data.batches import batch_indices
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.run.setup import Setup, assemble
-from slpo_jax.run.train_rl import optimizer_config, training_policy
+from slpo_jax.run.train_rl import make_optimizer_config, make_training_policy
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rollouts import make_batch
 
@@ -77,7 +77,7 @@ def make_work(
             f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one"
         )
     rl = rl_of(config.rl, objective)
-    policy = training_policy(setup, rl).with_config(
+    policy = make_training_policy(setup, rl).with_config(
         banned_ids=(*template.banned_ids, *template.eos_ids)
     )
     rounds = flags.warmup + flags.rounds
@@ -118,7 +118,7 @@ def make_work(
     }  # fmt: skip
     parts = Parts(policy, objective, reward, flags.samples)
     return Work(
-        setup, parts, optimizer_config(rl, objective), params, batch, verify, facts
+        setup, parts, make_optimizer_config(rl, objective), params, batch, verify, facts
     )
 
 

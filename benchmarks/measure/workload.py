@@ -20,7 +20,7 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.train_rl import training_policy
+from slpo_jax.run.train_rl import make_training_policy
 from slpo_jax.runtime.mesh import Layout, shard_rows
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -231,7 +231,7 @@ def make_parts(experiment: Experiment) -> Parts:
     objective = experiment.config.objective["slpo"]
     assert isinstance(objective, Slpo)
     rl = rl_of(experiment.config.rl, objective)
-    policy = training_policy(experiment, rl)
+    policy = make_training_policy(experiment, rl)
     return Parts(
         policy, objective, experiment.reward.on_device, experiment.config.rl.group
     )

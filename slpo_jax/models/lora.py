@@ -207,7 +207,7 @@ def without_adapter(
     return parts
 
 
-def merging(reasoner: Reasoner, scale: float) -> Reasoner:
+def make_merging(reasoner: Reasoner, scale: float) -> Reasoner:
     """Return the reasoner `in_tree` whose programs merge the part ADAPTER, where the parameters have it.
 
     Args:

@@ -232,7 +232,7 @@ def pass_keys(
 
     Args:
         key: the step's scoring key.
-        index_B: int, see `PromptedBatch.noise_ids`: keys depend on it, not on places in the batch.
+        index_B: int, see `PromptedBatch.draw_ids`: keys depend on it, not on places in the batch.
         group, passes: G and K.
     """
     index_N = jnp.repeat(index_B, group)

@@ -132,7 +132,7 @@ class PromptedBatch:
     Attributes:
         prompts: of B rows.
         references: encoded for the verifier, uint8 [B, R].
-        noise_ids: int [B], the numbers that keys are folded from, see `data.batches.draw_numbers`; the remainder by the
+        draw_ids: int [B], the numbers that keys are folded from, see `data.batches.draw_numbers`; the remainder by the
             number of problems is the problem.
         answers: int [B, A], the reference answers' tokens up to and including eos, then pad; None where no objective
             asks for them.
@@ -140,7 +140,7 @@ class PromptedBatch:
 
     prompts: Prompts
     references: Any
-    noise_ids: Any
+    draw_ids: Any
     answers: Any = None
 
 

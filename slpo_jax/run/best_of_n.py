@@ -8,10 +8,10 @@ from slpo_jax.run.experiment import Stage
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import (
     close_stage,
+    make_batch_reader,
     make_host_rightness,
     open_stage,
-    prompted_batches,
-    stage_params,
+    read_stage_params,
     state_and_step,
 )
 from slpo_jax.runtime.mesh import replicate
@@ -63,7 +63,7 @@ def train(stage: Stage) -> None:
     )
 
     # The start draws and chooses, with the same noise whenever a problem comes; the state learns what was chosen.
-    start = stage_params(stage.start)
+    start = read_stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
     on_device = experiment.reward.on_device
     host_verdicts = (
@@ -81,5 +81,5 @@ def train(stage: Stage) -> None:
     # It has no validations: the last step's parameters are what it leaves.
     loop, state, _ = open_stage(stage, state, settings.steps)
     with loop:
-        state = loop.advance(state, step_fn, prompted_batches(stage), settings.steps)
+        state = loop.advance(state, step_fn, make_batch_reader(stage), settings.steps)
         close_stage(stage, loop, state)

@@ -354,9 +354,10 @@ def _of_imitation(
             "baselines": (NO_THOUGHT,),
         }
         label = _imitation(config.imitate, own_number)
-        report_rows.append(
-            _row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **options)
-        )
+        about = "Imitation, as it ended."
+        if by_steps:
+            about = "Imitation, with the number of latents that is best on the validation problems."
+        report_rows.append(_row(IMITATE, label, 0, about, rules=lengths, **options))
         if not by_steps and own_number < total:
             about = "Imitation, with as many latents as there may be at most."
             label = "SFT, T_max latents"
@@ -410,7 +411,7 @@ def _of_taught_stop(
 def _imitation(config: ImitateSettings, latents: int) -> str:
     """Name imitation at its own number of latents in tables; without any, by what is still written in the end."""
     if latents:
-        return "SFT, best fixed length" if config.final_latents == "steps" else "SFT"
+        return "SFT"
     if config.recipe and (label := RECIPES[config.recipe].label):
         return label
     if config.final_steps:

@@ -18,7 +18,7 @@ from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import checkpoint_digest
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.train_stage import stage_params
+from slpo_jax.run.train_stage import read_stage_params
 from slpo_jax.runtime.mesh import EVERYWHERE, replicate
 
 
@@ -54,7 +54,9 @@ def check_judge(experiment: Experiment) -> None:
         judged.append(experiment.stage(""))
     digests = []
     for stage in judged:
-        digests.append(checkpoint_digest(stage, functools.partial(stage_params, stage)))
+        digests.append(
+            checkpoint_digest(stage, functools.partial(read_stage_params, stage))
+        )
     if digests and labels.facts["checkpoint"] not in digests:
         logging.warning(
             "config.evaluate.reward_model: %s judged thoughts of another checkpoint than this run's; what it says of "

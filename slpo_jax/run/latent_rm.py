@@ -32,7 +32,7 @@ from slpo_jax.run.train_stage import (
     Validation,
     close_stage,
     open_stage,
-    stage_params,
+    read_stage_params,
     state_and_step,
 )
 from slpo_jax.runtime import hosts
@@ -349,7 +349,7 @@ def prepare(stage: Stage) -> Stage:
     start = stage.start
     start_is_there = not start.name or start.folder.is_finished
     if start_is_there and not stage.folder.is_finished:
-        check_labels(stage, lambda: stage_params(start))
+        check_labels(stage, lambda: read_stage_params(start))
     return stage
 
 
@@ -406,7 +406,7 @@ def train(stage: Stage) -> None:
     policy, _ = labelling(experiment)
 
     # Labels are made by the checkpoint that the stage starts from, as are the thoughts that it is validated on.
-    start = stage_params(stage.start)
+    start = read_stage_params(stage.start)
     labels = labels_of(stage, start)
     accuracy = None
     if stage.validated_every:

@@ -25,7 +25,7 @@ from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState
 
 
-def fresh_adapters(setup: Setup, params: Params) -> Params:
+def init_adapters(setup: Setup, params: Params) -> Params:
     """Make the part ADAPTER, which changes nothing yet; {} where the whole reasoner is trained.
 
     Raises:
@@ -42,7 +42,7 @@ def fresh_adapters(setup: Setup, params: Params) -> Params:
     }
 
 
-def trained_parts(setup: Setup, params: Params) -> tuple[str, ...]:
+def list_trained_parts(setup: Setup, params: Params) -> tuple[str, ...]:
     """Return the parts of these parameters that the stage changes: a reasoner's adapters in its place, if any."""
     names = setup.trained_by(RL, params)
     if ADAPTER not in params:
@@ -59,7 +59,7 @@ def merge_adapter(setup: Setup, params: Params) -> Params:
     return jax.jit(merge, out_shardings=setup.layout.shardings(specs))(params)
 
 
-def leave_merged(stage: Stage, state: TrainState) -> None:
+def save_merged(stage: Stage, state: TrainState) -> None:
     """Put merged parameters in the place of a stage's last checkpoint, and adapters, if any, beside as PEFT does."""
     if ADAPTER not in state.params:
         return
@@ -93,8 +93,8 @@ def leave_merged(stage: Stage, state: TrainState) -> None:
     checkpoints.close()
 
 
-def merged_step(stage: Stage) -> int | None:
-    """Return the step of the checkpoint that `leave_merged` left before the program was killed; None without one."""
+def find_merged_step(stage: Stage) -> int | None:
+    """Return the step of the checkpoint that `save_merged` left before the program was killed; None without one."""
     if not stage.settings.lora.rank:
         return None
     checkpoints = StageCheckpoints(

@@ -11,10 +11,10 @@ from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import (
     Validation,
     close_stage,
+    make_batch_reader,
     make_host_rightness,
     open_stage,
-    prompted_batches,
-    stage_params,
+    read_stage_params,
     state_and_step,
 )
 from slpo_jax.runtime import hosts
@@ -50,7 +50,7 @@ def train(stage: Stage) -> None:
 
     # The step answers at every candidate length, asks which answers are right, and improves the gate. Where the device
     # judges it is one program; where the host does there is one before the verdicts and one after.
-    params = stage_params(stage.start)
+    params = read_stage_params(stage.start)
     trained = experiment.trained_by(stage.section, params)
     if experiment.reward.on_device is not None:
         loss_fn = make_loss(policy, experiment.reward.on_device, loss_settings)
@@ -63,7 +63,7 @@ def train(stage: Stage) -> None:
         )
     state, step_fn = state_and_step(stage, params, trained, loss_fn, make_step)
     del params  # the state has its own
-    batch_at = prompted_batches(stage)
+    batch_at = make_batch_reader(stage)
 
     # The same command goes on from the newest checkpoint, and computes the same to the bit.
     loop, state, saved = open_stage(stage, state, settings.steps)

@@ -40,23 +40,23 @@ from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT, RewardFn
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.rl_adapters import (
-    fresh_adapters,
-    leave_merged,
+    find_merged_step,
+    init_adapters,
+    list_trained_parts,
     merge_adapter,
-    merged_step,
-    trained_parts,
+    save_merged,
 )
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.train_stage import (
     Validation,
     close_stage,
+    evaluate_reasoner,
+    make_batch_reader,
     make_host_reward,
     note_finished,
     open_stage,
-    prompted_batches,
-    reasoner_accuracy,
-    stage_params,
+    read_stage_params,
 )
 from slpo_jax.runtime.mesh import ROWS, Layout
 from slpo_jax.stages import RL
@@ -102,19 +102,20 @@ def prepare(stage: Stage) -> Plan:
         UserError: a setting can't be used, with this policy, on these devices or on these problems.
     """
     experiment = stage.experiment
-    rl = stage.settings
+    rl: RlConfig = stage.settings
     devices = experiment.mesh.size
     check_batch(experiment.config, stage.section, devices)
 
-    # The objective fits the policy, and the adapters' kernels are the reasoner's.
+    # Check that the objective fits the policy, and that the adapters' kernels are the reasoner's. config.objective has
+    # the settings of every objective by name; config.rl.objectives lists those that are trained.
     objective = experiment.config.objective[stage.name]
-    policy = training_policy(experiment, rl)
+    policy = make_training_policy(experiment, rl)
     objective.check(f"config.objective.{stage.name}", policy, rl.group)
-    optimizer_settings = optimizer_config(rl, objective)
+    optimizer_config = make_optimizer_config(rl, objective)
     if rl.lora.rank:
         params = experiment.abstract_params()
-        # Traced for what it raises alone.
-        jax.eval_shape(functools.partial(fresh_adapters, experiment), params)
+        # eval_shape only to raise; it allocates nothing.
+        jax.eval_shape(functools.partial(init_adapters, experiment), params)
 
     # A step's prompts are cut into equal parts, for devices, micro-batches and the objective's minibatches.
     minibatches = objective.minibatches
@@ -126,10 +127,10 @@ def prepare(stage: Stage) -> Plan:
 
     # Some objectives learn the reference answers instead of what is rewarded.
     if objective.needs_answers:
-        count = sum(not problem.answer for problem in experiment.train.problems)
-        if count:
+        unanswered = sum(not problem.answer for problem in experiment.train.problems)
+        if unanswered:
             raise UserError(
-                f"config.objective.{stage.name}: learns the reference answers, and {count} of "
+                f"config.objective.{stage.name}: learns the reference answers, and {unanswered} of "
                 f"{len(experiment.train)} problems of config.data.train have none; set its estimator to reward, or "
                 "give answers"
             )
@@ -141,7 +142,7 @@ def prepare(stage: Stage) -> Plan:
                 stage.name,
                 ", ".join(other_rewards),
             )
-    return Plan(stage, objective, policy, optimizer_settings)
+    return Plan(stage, objective, policy, optimizer_config)
 
 
 # ---------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def prepare(stage: Stage) -> Plan:
 # ---------------------------------------------------------------------------
 
 
-def training_policy(setup: Setup, rl: RlConfig) -> Policy:
+def make_training_policy(setup: Setup, rl: RlConfig) -> Policy:
     """Return the policy as an objective's rollouts use it.
 
     Args:
@@ -164,21 +165,23 @@ def training_policy(setup: Setup, rl: RlConfig) -> Policy:
         top_p=rl.top_p,
     )
 
-    # `Reasoner.stack` merges adapters, once in each program.
+    # With adapters `Reasoner.stack`, which runs once in each program, merges them first.
     reasoner = policy.reasoner
     if rl.lora.rank:
-        reasoner = lora.merging(reasoner, rl.lora.scale)
+        reasoner = lora.make_merging(reasoner, rl.lora.scale)
 
-    # Where thoughts don't end by themselves all latents are used, so capacities that differ in those alone are one.
+    # A capacity is a share of the latent slots and one of the answer slots. Thoughts that can't end early fill all
+    # latent slots, so capacities that differ only in that share are the same one. A thought that is written down ends
+    # where it says eos.
     capacities = rl.capacities
-    thoughts = policy.latent_policy
-    ends = (thoughts.ends, thoughts.halts, thoughts.says)
-    if not gated and all(end is None for end in ends):
+    latent_policy = policy.latent_policy
+    ways_to_end = (latent_policy.ends, latent_policy.halts, latent_policy.says)
+    if not gated and all(way is None for way in ways_to_end):
         capacities = tuple(dict.fromkeys((1.0, answers) for _, answers in capacities))
-    return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(capacities))
+    return dataclasses.replace(policy, reasoner=reasoner, capacities=capacities)
 
 
-def optimizer_config(rl: RlConfig, objective: Objective) -> OptimizerConfig:
+def make_optimizer_config(rl: RlConfig, objective: Objective) -> OptimizerConfig:
     """Return the settings of the objective's optimizer, whose schedule counts updates.
 
     Args:
@@ -188,7 +191,7 @@ def optimizer_config(rl: RlConfig, objective: Objective) -> OptimizerConfig:
     return merge_settings(rl.optimizer, key="config.rl.optimizer", total_steps=updates)
 
 
-def optimizer_of(
+def make_objective_optimizer(
     config: OptimizerConfig, policy: Policy, objective: Objective, trained: Params
 ) -> optax.GradientTransformation:
     """Make the objective's optimizer, in which the latent policy's own parameters have rates of their own.
@@ -197,17 +200,18 @@ def optimizer_of(
         trained: the parameters that it changes, by their top-level names.
     """
     optimizer = make_optimizer(config)
-    rates = dict(policy.latent_policy.rates)
+    multipliers = dict(policy.latent_policy.rates)
     rate = objective.latent_policy_learning_rate
-    if LATENT_POLICY not in trained or (rate is None and not rates):
+    if LATENT_POLICY not in trained or (rate is None and not multipliers):
         return optimizer
 
     # Factors of the learning rate, by parameter.
     factor = 1.0 if rate is None else rate / config.learning_rate
-    factors: dict[str, Any] = dict.fromkeys(trained, 1.0)
-    factors[LATENT_POLICY] = {}
+    own_factors = {}
     for name in trained[LATENT_POLICY]:
-        factors[LATENT_POLICY][name] = factor * rates.get(name, 1.0)
+        own_factors[name] = factor * multipliers.get(name, 1.0)
+    factors: dict[str, Any] = dict.fromkeys(trained, 1.0)
+    factors[LATENT_POLICY] = own_factors
     return scale_rates(optimizer, factors)
 
 
@@ -243,11 +247,12 @@ def make_rl_step(
     """
     options = (optimizer, trained, layout, RL, rl.micro_batches)
 
-    # Records are log-probabilities of the policy that rolls out, or of the stage's start, taken before the update.
-    needs_records = objective.needs_old_log_probs or objective.needs_ref_log_probs
+    # Log-probabilities of the policy that rolls out, or of the stage's start, are taken before the update.
+    needs_log_probs = objective.needs_old_log_probs or objective.needs_ref_log_probs
+    learns_once = objective.updates_per_step == 1 and not needs_log_probs
 
     # One program rolls out, judges and improves, where the device judges and each rollout is learned from once.
-    if reward and not rl.dynamic_batches and not needs_records:
+    if reward and not rl.dynamic_batches and learns_once:
         loss = make_rollout_and_loss(policy, objective, reward, rl.group, rl.unjudged)
         return make_train_step(loss, *options, schedule=schedule)
 
@@ -255,7 +260,7 @@ def make_rl_step(
     rollout_program = make_rollout(
         policy, objective, reward, rl.group, layout, RL, rl.micro_batches, rl.unjudged
     )
-    improve = make_train_step(
+    update = make_train_step(
         make_rollout_loss(policy, objective),
         *options,
         updates=objective.updates_per_step,
@@ -268,10 +273,11 @@ def make_rl_step(
     if reward is None and host_reward is not None:
         verdicts = HostVerdicts(host_reward, layout.mesh, rl.unjudged)
 
-    # Jitted, since a step may move no constants to the devices.
-    rows = NamedSharding(layout.mesh, ROWS)
-    completions_of = jax.jit(
-        lambda trajectories: trajectories.completions, out_shardings=rows
+    # Completions are gathered from the trajectories by an index. Jitted, since the loop lets a step move no constants
+    # to the devices.
+    row_sharding = NamedSharding(layout.mesh, ROWS)
+    take_completions = jax.jit(
+        lambda trajectories: trajectories.completions, out_shardings=row_sharding
     )
 
     def roll_out_and_judge(state: TrainState, batch):
@@ -279,21 +285,20 @@ def make_rl_step(
             state, batch, ref_params or {}
         )
         if verdicts:
-            completions = completions_of(trajectories)
-            rewards_BG = verdicts.ask(
-                completions, batch.noise_ids, trajectories.lengths
-            )
-        # The batch belongs to its trajectories: dynamic sampling takes groups of several.
+            completions = take_completions(trajectories)
+            # `ask` also adds to the step's account, which `with_metrics` reads.
+            rewards_BG = verdicts.ask(completions, batch.draw_ids, trajectories.lengths)
+        # With its batch, since dynamic sampling takes groups from several.
         return batch, trajectories, rewards_BG
 
     def step(state: TrainState, batch):
-        return improve(state, roll_out_and_judge(state, batch))
+        return update(state, roll_out_and_judge(state, batch))
 
     # Dynamic sampling (DAPO) rolls out further batches until enough groups have rewards that differ.
     if rl.dynamic_batches:
         assert batch_at is not None, "dynamic sampling needs further batches"
         step = make_filtered_step(
-            roll_out_and_judge, improve, rl.dynamic_batches, batch_at, policy, layout
+            roll_out_and_judge, update, rl.dynamic_batches, batch_at, policy, layout
         )
     return verdicts.with_metrics(step) if verdicts else step
 
@@ -307,34 +312,36 @@ def train(plan: Plan) -> None:
     """Train one objective from its start, with the same batches and keys as the others."""
     stage = plan.stage
     experiment = stage.experiment
-    rl = stage.settings
+    rl: RlConfig = stage.settings
     objective = plan.objective
 
     # A run that was killed between merging its adapters and saying so has nothing left to train.
-    step_of_merged = merged_step(stage)
+    step_of_merged = find_merged_step(stage)
     if step_of_merged is not None:
         note_finished(stage, step_of_merged)
         return
 
     # Parameters, the optimizer's state, and for a penalty on the distance a copy of where the stage starts. A run that
-    # goes on needs that copy too; its start is bound to be what it was.
-    params = stage_params(stage.start)
-    params |= fresh_adapters(experiment, params)
-    trained = trained_parts(experiment, params)
+    # goes on needs that copy too, and the run's manifest has made sure that its start is the same.
+    params = read_stage_params(stage.start)
+    params = params | init_adapters(experiment, params)
+    trained = list_trained_parts(experiment, params)
     trained_params = {part: params[part] for part in trained}
-    optimizer = optimizer_of(
+    optimizer = make_objective_optimizer(
         plan.optimizer_config, plan.policy, objective, trained_params
     )
     ref_params = None
     if objective.needs_ref_log_probs:
-        trained_params.pop(ADAPTER, None)
-        ref_params = copy_params(trained_params, experiment.layout)
+        # Adapters have no reference of their own: it is the reasoner without them.
+        ref_parts = {part: params[part] for part in trained if part != ADAPTER}
+        ref_params = copy_params(ref_parts, experiment.layout)
+        del ref_parts
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, trained_params  # the state has its own
 
-    # A completion without its end can be judged by its text on the host alone.
+    # Only the host can judge the text of a completion without its end.
     judges_truncated = rl.truncated == "judged"
-    batch_at = prompted_batches(stage, objective.needs_answers)
+    batch_at = make_batch_reader(stage, objective.needs_answers)
     step_fn = make_rl_step(
         plan.policy,
         objective,
@@ -349,16 +356,17 @@ def train(plan: Plan) -> None:
         batch_at=batch_at,
     )
 
-    def accuracy(params: Params) -> float:
-        return reasoner_accuracy(experiment, merge_adapter(experiment, params))
+    def measure_accuracy(params: Params) -> float:
+        return evaluate_reasoner(experiment, merge_adapter(experiment, params))
 
     # The same command goes on from the newest checkpoint, and computes the same to the bit.
     loop, state, saved = open_stage(stage, state, rl.steps)
     with loop:
-        validation = Validation(stage, loop, saved, accuracy)
+        validation = Validation(stage, loop, saved, measure_accuracy)
         step = int(state.step)
         batch = batch_at(step)
         while True:
+            # First, so that a validation which a kill has cut short is made up for.
             if validation.is_due(step):
                 validation.run(state)
             if step >= rl.steps:
@@ -369,13 +377,15 @@ def train(plan: Plan) -> None:
                 state, metrics = step_fn(state, batch)
             step += 1
 
-            # While the devices compute, the host makes the next batch and logs the step before.
+            # While the devices compute, the host makes the next batch, which is None after the last step, and logs the
+            # step before. The loop writes a batch down if its steps stop being finite.
             last_batch = batch
             batch = batch_at(step)
             loop.log(step, metrics, last_batch)
             if loop.should_save(step):
                 loop.save(state, validation.facts)
 
-        # What others find is the best validation's, with adapters merged.
+        # What others find is the best validation's parameters, or the last step's if there were none, with adapters
+        # merged.
         state = validation.choose_best(state)
-        close_stage(stage, loop, state, validation.facts, leave_merged)
+        close_stage(stage, loop, state, validation.facts, save_merged)

@@ -30,7 +30,7 @@ from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
 
-def stage_params(stage: Stage) -> Params:
+def read_stage_params(stage: Stage) -> Params:
     """Return the parameters that a finished stage left; without a name those of `config.init`, else random ones."""
     if not stage.name:
         return stage.experiment.initial_params()
@@ -50,12 +50,12 @@ class ParamsReader:
         """Return a stage's parameters; without a name, those of `config.init`."""
         if stage != self.stage:
             self.params = {}  # the other's, whose memory is needed
-            self.params = stage_params(self.experiment.stage(stage))
+            self.params = read_stage_params(self.experiment.stage(stage))
             self.stage = stage
         return self.params
 
 
-def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
+def make_batch_reader(stage: Stage, answers: bool = False) -> Callable[..., Any]:
     """Return step -> the sharded batch of prompts and references, None after the last step; see `host_batches`."""
     steps = stage.settings.steps
     host_batch_at = host_batches(stage.experiment, stage.settings, steps, answers)
@@ -290,7 +290,7 @@ class Validation:
         self.stage = stage
         self.loop = loop
         self.accuracy = accuracy or functools.partial(
-            reasoner_accuracy, stage.experiment
+            evaluate_reasoner, stage.experiment
         )
         self.facts: dict[str, Any] = {}
         if stage.validated_every:
@@ -337,7 +337,7 @@ class Validation:
         return state
 
 
-def reasoner_accuracy(setup: Setup, params: Params) -> float:
+def evaluate_reasoner(setup: Setup, params: Params) -> float:
     """Return Acc on the validation split; with a gate at the threshold 0.5, else with all latents."""
     if setup.config.gate.enabled:
         return validation_accuracy(setup, params, "threshold", 0.5)

@@ -157,7 +157,7 @@ def candidates_of(
 ):
     """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
     params = policy.reasoner.stack(params)
-    keys_N = noise.rollout_keys(key, batch.noise_ids, config.trajectories)
+    keys_N = noise.rollout_keys(key, batch.draw_ids, config.trajectories)
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
 
 
@@ -195,7 +195,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         copies = config.trajectories * candidates
         references = repeat_rows(batch.references, copies)
         rewards = reward(tokens_NCA.reshape(-1, slots), references)
-        rewards = rewards.reshape(len(batch.noise_ids), -1)
+        rewards = rewards.reshape(len(batch.draw_ids), -1)
         return candidates_loss(params, (batch, (actions, tokens_NCA), rewards), key)
 
     return loss_fn
@@ -211,7 +211,7 @@ def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
         steps_T = jnp.arange(1, policy.config.max_latents + 1)
         params = policy.reasoner.stack(params)
         rows, candidates, _ = tokens_NCA.shape
-        keys_N = noise.rollout_keys(key, batch.noise_ids, config.trajectories)
+        keys_N = noise.rollout_keys(key, batch.draw_ids, config.trajectories)
         rewards_NC = rewards.reshape(rows, -1)
         right_NC = rewards_NC >= 1
         too_short = config.min_latents - 1
@@ -308,7 +308,7 @@ def make_host_step(
 
     def step(state: TrainState, batch):
         batch, actions, tokens, latents = draw(state, batch, {})
-        rewards_BG = verdicts.ask(tokens, batch.noise_ids, latents)
+        rewards_BG = verdicts.ask(tokens, batch.draw_ids, latents)
         judged = (batch, (actions, tokens), rewards_BG)
         return improve(state, judged)
 

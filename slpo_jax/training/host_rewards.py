@@ -18,7 +18,7 @@ from slpo_jax.training.state import (
 )
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
-"""(completions int [N, A], `PromptedBatch.noise_ids` of their prompts [N], latents of their thoughts int [N]) -> what
+"""(completions int [N, A], `PromptedBatch.draw_ids` of their prompts [N], latents of their thoughts int [N]) -> what
 they earn, in numpy."""
 
 
@@ -69,17 +69,17 @@ class HostVerdicts:
         self._sums = jax.jit(sums, out_shardings=everywhere)
 
     def ask(
-        self, tokens: jax.Array, noise_ids_B: jax.Array, latents: jax.Array
+        self, tokens: jax.Array, draw_ids_B: jax.Array, latents: jax.Array
     ) -> jax.Array:
         """Ask for the rewards of completions, float32 [B, N / B], where the rows are; the step's account has them.
 
         Args:
             tokens: int [.., A], of N completions, a prompt's consecutive.
-            noise_ids_B: see `PromptedBatch.noise_ids`.
+            draw_ids_B: see `PromptedBatch.draw_ids`.
             latents: int [..], how many each one's thought took.
         """
         # A process asks once for all of its devices.
-        ids_of_devices = _on_host(noise_ids_B)
+        ids_of_devices = _on_host(draw_ids_B)
         *_, slots = tokens.shape
         tokens_NA = [part.reshape(-1, slots) for part in _on_host(tokens)]
         latents_N = [part.reshape(-1) for part in _on_host(latents)]
@@ -101,7 +101,7 @@ class HostVerdicts:
 
         # Each device gets its rows back.
         ends = np.cumsum([len(rows) for rows in tokens_NA])
-        shards = noise_ids_B.addressable_shards
+        shards = draw_ids_B.addressable_shards
 
         def place(values_N: np.ndarray) -> jax.Array:
             if np.issubdtype(values_N.dtype, np.floating):
@@ -111,7 +111,7 @@ class HostVerdicts:
             for part, ids, shard in zip(parts, ids_of_devices, shards, strict=True):
                 groups = part.reshape(len(ids), -1)
                 placed.append(jax.device_put(groups, shard.device))
-            shape = (len(noise_ids_B), placed[0].shape[1])
+            shape = (len(draw_ids_B), placed[0].shape[1])
             return jax.make_array_from_single_device_arrays(shape, self._rows, placed)
 
         placed_verdicts = jax.tree.map(place, verdicts)

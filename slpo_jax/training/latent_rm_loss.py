@@ -84,7 +84,7 @@ def draw_thoughts(
         key: of the stage's noise.
     """
     key = jax.random.fold_in(key, _THOUGHTS)
-    keys_N = noise.rollout_keys(key, batch.noise_ids, thoughts)
+    keys_N = noise.rollout_keys(key, batch.draw_ids, thoughts)
     rules_N = jnp.full(keys_N.shape, rule)
     return sample(policy, params, batch.prompts, keys_N, rules_N)
 
@@ -107,10 +107,10 @@ def complete(
     """
     # Each completion's thought, its problem, its number among the problem's, and which of the thought's it is.
     rows = lengths_N.shape[0]
-    thoughts = rows // batch.noise_ids.shape[0]
+    thoughts = rows // batch.draw_ids.shape[0]
     rows_N = jnp.repeat(jnp.arange(rows), count)
     problems_N = rows_N // thoughts
-    index_N = batch.noise_ids[problems_N]
+    index_N = batch.draw_ids[problems_N]
     number_N = rows_N % thoughts
     completion_N = jnp.tile(jnp.arange(count), rows)
     actions = jax.tree.map(lambda x: x[rows_N], actions)

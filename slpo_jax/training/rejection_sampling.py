@@ -124,7 +124,7 @@ def make_choice(
     def choose(params, batch: PromptedBatch, key):
         trajectories, scores_BN, tokens_NA, latents_N = first(params, batch, key)
         assert verdicts is not None
-        rewards_BN = verdicts.ask(tokens_NA, batch.noise_ids, latents_N)
+        rewards_BN = verdicts.ask(tokens_NA, batch.draw_ids, latents_N)
         return second(batch, trajectories, scores_BN, rewards_BN)
 
     return choose

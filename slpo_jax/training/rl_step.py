@@ -92,7 +92,7 @@ def select_informative(*rolled: RolledBatch) -> RolledBatch:
     _, _, rewards_BG = whole
     mixed_B = are_mixed(rewards_BG)
     mixed_first = jnp.argsort(~mixed_B, stable=True)
-    size = len(batch.noise_ids)
+    size = len(batch.draw_ids)
     return _take_groups(whole, mixed_first[:size])
 
 
@@ -173,7 +173,7 @@ def make_filtered_step(
     def step(state: TrainState, batch):
         # Roll out until the step's batch is full of mixed groups, or no further batch may be drawn.
         number = int(jax.device_get(state.step))
-        size = len(batch.noise_ids)
+        size = len(batch.draw_ids)
         rolled = roll_out(state, batch)
         totals = jax.device_get(sum_metrics(rolled))
         batches = 1

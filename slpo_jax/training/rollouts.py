@@ -108,7 +108,7 @@ def roll_out(
         `Trajectories` of B*G rows, a prompt's G consecutive, and float32 rewards [B, G], NaN of what is masked.
     """
     rollouts_key = jax.random.fold_in(key, noise.ROLLOUTS)
-    keys_N = noise.rollout_keys(rollouts_key, batch.noise_ids, group)
+    keys_N = noise.rollout_keys(rollouts_key, batch.draw_ids, group)
     rules = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}
     rule = rules[policy.config.stopping]
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)

@@ -250,7 +250,7 @@ def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypa
     batch = make_batch(problems, 1, 0, 5, (20,), None)
     indices = batch_indices(0, 1, 3, 5)
     assert len(set(indices.tolist())) < 5
-    np.testing.assert_array_equal(batch.noise_ids % 3, indices)
+    np.testing.assert_array_equal(batch.draw_ids % 3, indices)
     for row, index in enumerate(indices):
         np.testing.assert_array_equal(
             batch.prompts.tokens[row][batch.prompts.valid[row]], problems.prompts[index]

@@ -37,8 +37,8 @@ def test_texts_by_hand(case, last_step):
     batch = recipe.batch(
         case.problems, PHASE, 3, 5, 6, (24,), recipe.slots(case.problems, PHASE, (32,))
     )
-    np.testing.assert_array_equal(batch.noise_ids % 4, batch_indices(5, 3, 4, 6))
-    for row, index in enumerate(batch.noise_ids % 4):
+    np.testing.assert_array_equal(batch.draw_ids % 4, batch_indices(5, 3, 4, 6))
+    for row, index in enumerate(batch.draw_ids % 4):
         question, steps, answer = ROWS[index]
         question = question.strip().replace("  ", " ")
         written = (
@@ -81,7 +81,7 @@ def test_texts_come_in_the_smallest_bucket(case):
     assert slots[0] == (min(texts), -(-max(texts) // 4) * 4)
     for step in range(4):
         batch = recipe.batch(case.problems, phase, step, 0, 1, (24,), slots)
-        sizes.add((int(batch.noise_ids[0]), batch.text.tokens.shape[1]))
+        sizes.add((int(batch.draw_ids[0]), batch.text.tokens.shape[1]))
         assert batch.student.latents.tolist() == [2]
     assert sizes == {
         (i, slots[0][0] if size <= slots[0][0] else slots[0][1])

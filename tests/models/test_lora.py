@@ -269,7 +269,7 @@ def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
         "gate": {"bias": jnp.ones(1)},
     }
     own = {ADAPTER: lora.adapter(jax.random.key(3), params, RANK)}
-    reads = lora.merging(plain, ALPHA / RANK).stack
+    reads = lora.make_merging(plain, ALPHA / RANK).stack
     wanted = plain.stack(params)
     once = reads(params | own)
     pairs = [x.shape for x in jax.tree.leaves(once) if x.ndim == 3 and RANK in x.shape]
@@ -304,7 +304,7 @@ def test_a_loop_over_layers_merges_one_after_the_other(remat):
 
     def gradient(loop):
         config = dataclasses.replace(LLAMA, scan_layers=loop, remat=loop and remat)
-        reasoner = lora.merging(
+        reasoner = lora.make_merging(
             Coconut().on(config).in_tree(),
             ALPHA / RANK,
         )

@@ -24,8 +24,12 @@ from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
-from slpo_jax.run.train_rl import optimizer_config, optimizer_of, training_policy
-from slpo_jax.run.train_stage import stage_params
+from slpo_jax.run.train_rl import (
+    make_objective_optimizer,
+    make_optimizer_config,
+    make_training_policy,
+)
+from slpo_jax.run.train_stage import read_stage_params
 from slpo_jax.training import rollouts
 from small_run import load_config, train
 from tiny import compiled
@@ -70,12 +74,12 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own(hybrid):
     experiment, params, _ = hybrid
     objective = experiment.config.objective["exact"]
     rl = experiment.stage("exact").settings
-    policy = training_policy(experiment, rl)
+    policy = make_training_policy(experiment, rl)
     objective.check("config.objective.exact", policy, 4)
     assert len(policy.capacities) == 3  # thoughts differ in length
     trained = {name: params[name] for name in ("reasoner", "latent_policy")}
-    optimizer = optimizer_of(
-        optimizer_config(rl, objective), policy, objective, trained
+    optimizer = make_objective_optimizer(
+        make_optimizer_config(rl, objective), policy, objective, trained
     )
     gradient = jax.tree.map(jnp.ones_like, trained)
     updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(trained), trained)
@@ -119,7 +123,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(
     experiment = _built(tmp_path, changes)
     train(experiment, "imitate")
     first = experiment.initial_params()
-    left = stage_params(experiment.stage("grpo").start)
+    left = read_stage_params(experiment.stage("grpo").start)
     kept = {DECODER} if changes.get("imitate.simcot.keep") else set()
     assert left.keys() == first.keys() | kept
     assert jax.tree.structure(
@@ -146,7 +150,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(
         train(experiment, "rl")
         jax.tree.map(
             np.testing.assert_array_equal,
-            stage_params(experiment.stage("grpo"))[DECODER],
+            read_stage_params(experiment.stage("grpo"))[DECODER],
             left[DECODER],
         )
     for part in left.keys() - {"reasoner", *kept}:

@@ -24,7 +24,7 @@ from slpo_jax.run import latent_rm as labels
 from slpo_jax.run import train_stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.run_stages import check_stages, run_stages
-from slpo_jax.run.train_stage import stage_params
+from slpo_jax.run.train_stage import read_stage_params
 from small_run import load_config
 
 
@@ -96,7 +96,7 @@ def trained(workdir):
     """The reward model's parameters."""
     experiment = experiment_of(workdir)
     like = init_reward_model(
-        stage_params(experiment.stage("imitate")), experiment.reasoner.width
+        read_stage_params(experiment.stage("imitate")), experiment.reasoner.width
     )
     return load_params(experiment.workdir.stage_folder("latent_rm").path, like)
 
@@ -131,8 +131,8 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(
 
     def draw(policy, params, batch, rule, key, thoughts):
         where["thoughts"] = policy.config.dropout_where
-        index = jnp.repeat(batch.noise_ids, thoughts)
-        thought = jnp.tile(jnp.arange(thoughts), len(batch.noise_ids))
+        index = jnp.repeat(batch.draw_ids, thoughts)
+        thought = jnp.tile(jnp.arange(thoughts), len(batch.draw_ids))
         latents = jnp.zeros((len(index), steps, experiment.reasoner.width))
         return Trajectories(
             latents,
@@ -143,7 +143,7 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(
 
     def complete(policy, params, batch, actions, lengths, rule, key, count):
         where["completions"] = policy.config.dropout_where
-        index = jnp.repeat(batch.noise_ids, 3)[:, None, None]
+        index = jnp.repeat(batch.draw_ids, 3)[:, None, None]
         step = 1 + jnp.arange(steps)[None, :, None]
         number = jnp.arange(count)[None, None]
         right = goes_on(index, lengths[:, None, None] - 1, step, number)
@@ -257,7 +257,7 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
 
     experiment = experiment_of(whole, **asked)
     thoughts = labels.judged_thoughts(
-        experiment, stage_params(experiment.stage("imitate"))
+        experiment, read_stage_params(experiment.stage("imitate"))
     )
     assert len(thoughts.problems) == len(experiment.valid) == 12
     policy = labels.labelling(experiment)[0]

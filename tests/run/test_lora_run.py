@@ -118,7 +118,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
         with pytest.raises(Crash):
             _train(tmp_path, base)
     for cut in (
-        (train_rl, "leave_merged"),
+        (train_rl, "save_merged"),
         (rl_adapters, "merge_adapter"),
         (train_stage, "note_finished"),
     ):
@@ -127,7 +127,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
     with pytest.raises(UserError, match=r"config\.rl\.lora\.rank: .*3.* 2 .*grpo"):
         _train(tmp_path, base, **{"rl.lora.rank": 3})
     _train(
-        tmp_path, base, (train_rl, "prompted_batches")
+        tmp_path, base, (train_rl, "make_batch_reader")
     )  # there is nothing left to train
     assert (tmp_path / "checkpoints/grpo/finished").read_text().strip() == str(STEPS)
     assert_same_run(tmp_path, whole, "grpo")
@@ -166,9 +166,7 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     experiment = _built(tmp_path / "work", tmp_path / "base")
     experiment.log.close()
     params = experiment.initial_params()
-    own = jax.tree.map(
-        lambda x: x + 0.5, rl_adapters.fresh_adapters(experiment, params)
-    )
+    own = jax.tree.map(lambda x: x + 0.5, rl_adapters.init_adapters(experiment, params))
     monkeypatch.setattr(
         train_stage, "validation_accuracy", lambda experiment, params, *_: params
     )

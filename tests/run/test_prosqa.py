@@ -293,7 +293,7 @@ def test_loss_is_the_slow_loop_s():
     answers = np.array([True, False, True, False])
     weights = rows.suffix.weights * answers[:, None]
     batch = frontier.FrontierBatch(
-        rows.prompts, np.array([2, 0, 1, 3], np.int32), rows.suffix._replace(weights=weights), rows.noise_ids,
+        rows.prompts, np.array([2, 0, 1, 3], np.int32), rows.suffix._replace(weights=weights), rows.draw_ids,
         stops=np.zeros(4, np.float32), nodes=np.array([0, 4, 0, 6], np.int32),
     )  # fmt: skip
     params = small_params()
@@ -317,7 +317,7 @@ def _slow(params, batch, policy, key) -> float:
         prompt = real_tokens(batch.prompts, row)
         latents = int(batch.latents[row])
         used = int(batch.suffix.weights[row].sum())
-        row_key = jax.random.fold_in(key, batch.noise_ids[row])
+        row_key = jax.random.fold_in(key, batch.draw_ids[row])
         config = policy.with_config(answer_slots=used).config
         reasoner.factors = slow_factors(row_key, row_key, length, latents, config)
         inputs = np.concatenate(

@@ -15,7 +15,7 @@ from slpo_jax.config import config_checks
 from slpo_jax.errors import UserError
 from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
-from slpo_jax.run.train_stage import stage_params
+from slpo_jax.run.train_stage import read_stage_params
 from slpo_jax.training import loop
 from slpo_jax.training.recipes.distil import Distillation
 from small_run import load_config
@@ -60,7 +60,7 @@ def test_codi_with_adapters(folder, tmp_path, caplog):
         "imitate"
     ]
     before = jax.tree.map(np.asarray, experiment.initial_params())
-    after = jax.tree.map(np.asarray, stage_params(experiment.stage("imitate")))
+    after = jax.tree.map(np.asarray, read_stage_params(experiment.stage("imitate")))
     assert jax.tree.structure(before) == jax.tree.structure(after)
     kernels = 0
     for (path, old), new in zip(
@@ -97,7 +97,7 @@ def fake(monkeypatch):
         return (
             batch.suffix.tokens * batch.suffix.weights
             if hasattr(batch, "suffix")
-            else batch.noise_ids
+            else batch.draw_ids
         )
 
     return fake_steps(monkeypatch, tiny, numbers_of)

@@ -40,7 +40,7 @@ def record():
             patch,
             tiny,
             lambda batch: (
-                np.asarray(batch.noise_ids) * np.arange(1, len(batch.noise_ids) + 1)
+                np.asarray(batch.draw_ids) * np.arange(1, len(batch.draw_ids) + 1)
             ),
         )
 

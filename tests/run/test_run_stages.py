@@ -17,7 +17,7 @@ from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import TRAIN, VALID, data_summary
-from slpo_jax.run.train_rl import optimizer_config, training_policy
+from slpo_jax.run.train_rl import make_optimizer_config, make_training_policy
 from small_run import load_config
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
@@ -194,7 +194,7 @@ def test_training_rollouts_are_sampled_as_the_config_says(tmp_path):
     )  # which is not training's
     experiment = build(read_config(config), tmp_path / "work")
     for name, temperature in (("slpo", 0.5), ("grpo", 1.25)):
-        found = training_policy(experiment, experiment.stage(name).settings).config
+        found = make_training_policy(experiment, experiment.stage(name).settings).config
         assert (found.top_k, found.top_p, found.temperature, found.stopping) == (
             7,
             0.75,
@@ -213,7 +213,7 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
     )
     config.objective.grpo.update(updates=3, steps=40)
     experiment = build(read_config(config), tmp_path / "work")
-    found = [optimizer_config(experiment.stage(name).settings, experiment.config.objective[name])
+    found = [make_optimizer_config(experiment.stage(name).settings, experiment.config.objective[name])
              for name in ("slpo", "answer_only", "grpo")]  # fmt: skip
     assert [
         (each.learning_rate, each.schedule, each.total_steps, each.final_fraction)

@@ -318,7 +318,7 @@ def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name, warnin
             or "evaluate.batch_size" in config  # whose milliseconds are another figure
             else (lambda *_: pytest.fail("read"))
         )
-        monkeypatch.setattr(train_stage, "stage_params", read)
+        monkeypatch.setattr(train_stage, "read_stage_params", read)
     done = finished.evaluate(monkeypatch, **config)
     assert done >= expected if "+" in name else done == expected
     said = [

@@ -118,7 +118,7 @@ class _Oracle:
         teacher = []
         student = []
         distances = []
-        for row in self.case.batch.noise_ids % len(ROWS):
+        for row in self.case.batch.draw_ids % len(ROWS):
             question, steps, answer = ROWS[row]
             question = self._ids(question)
             written = [token for step in steps[:-1] for token in self._ids(step)]

@@ -104,7 +104,7 @@ def _slow_loss(case, name: str, speed: int, key, rate=0.0):
     said = []
     latent = []
     likeliest = []
-    for row, index in enumerate(np.asarray(batch.noise_ids) % len(PROBLEMS)):
+    for row, index in enumerate(np.asarray(batch.draw_ids) % len(PROBLEMS)):
         problem = PROBLEMS[index]
         asked = f"Question: {problem.question} Let's think step by step:(Thinking speed: {speed})"
         prompt = TEMPLATE.tokenizer(asked, add_special_tokens=False)["input_ids"]
@@ -129,7 +129,7 @@ def _slow_loss(case, name: str, speed: int, key, rate=0.0):
         fed = np.concatenate(
             [slow.embed([mark]), vectors, slow.embed([mark, *answer[:-1]])]
         )
-        row_key = noise.row_keys(key, batch.noise_ids)[row]
+        row_key = noise.row_keys(key, batch.draw_ids)[row]
         config = POLICY.config
         noisy = dataclasses.replace(
             config, dropout_rate=rate, dropout_where="all", answer_slots=len(fed)

@@ -57,7 +57,7 @@ def keys():
     return jnp.stack(
         [
             fold(fold(step_key, index), n)
-            for index in PROBLEMS.noise_ids
+            for index in PROBLEMS.draw_ids
             for n in range(N)
         ]
     )

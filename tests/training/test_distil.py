@@ -98,7 +98,7 @@ class _Oracle:
         student = []
         distances = []
         for row, latents in zip(
-            self.case.batch.noise_ids, self.case.batch.student.latents, strict=True
+            self.case.batch.draw_ids, self.case.batch.student.latents, strict=True
         ):
             question, steps, answer = ROWS[row]
             question = self._ids(question.strip().replace("  ", " "))
@@ -264,7 +264,7 @@ def test_the_teacher_alone_under_dropout(case):
             params, batch, key
         )
         slow = []
-        for row, index in enumerate(batch.noise_ids):
+        for row, index in enumerate(batch.draw_ids):
             used = int(batch.valid[row].sum())
             row_key = jax.random.fold_in(jax.random.fold_in(key, index), 1)
             masks = noise.answer_dropout(row_key[None], jnp.arange(used), 0.3, "all")

@@ -29,15 +29,15 @@ class Reader(Objective):
     """Its gradient counts the prompts that it sees, by index; what it is given of a prompt has to belong together."""
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        seen_M = jax.nn.one_hot(batch.noise_ids, params["w"].size).sum(axis=0)
+        seen_M = jax.nn.one_hot(batch.draw_ids, params["w"].size).sum(axis=0)
         uniform = jnp.sum(rewards_BG.max(axis=1) == rewards_BG.min(axis=1))
         # Prompts are their index over and over, left-padded, and rollouts their index and number.
         strange = jnp.sum(
-            batch.prompts.valid & (batch.prompts.tokens != batch.noise_ids[:, None])
+            batch.prompts.valid & (batch.prompts.tokens != batch.draw_ids[:, None])
         )
-        strange += jnp.sum(batch.prompts.lengths != 1 + batch.noise_ids % 3)
-        own_N = 10 * jnp.repeat(batch.noise_ids, G) + jnp.tile(
-            jnp.arange(G), len(batch.noise_ids)
+        strange += jnp.sum(batch.prompts.lengths != 1 + batch.draw_ids % 3)
+        own_N = 10 * jnp.repeat(batch.draw_ids, G) + jnp.tile(
+            jnp.arange(G), len(batch.draw_ids)
         )
         strange += jnp.sum(trajectories.tokens[:, 0] != own_N)
         return (
@@ -48,8 +48,8 @@ class Reader(Objective):
 
 
 def _roll_out(policy, params, batch, reward, group, key, _unjudged=None):
-    index_N = jnp.repeat(batch.noise_ids, group)
-    rollout_N = jnp.tile(jnp.arange(group), len(batch.noise_ids))
+    index_N = jnp.repeat(batch.draw_ids, group)
+    rollout_N = jnp.tile(jnp.arange(group), len(batch.draw_ids))
     tokens_NA = jnp.pad(
         (10 * index_N + rollout_N)[:, None],
         ((0, 0), (0, 2)),

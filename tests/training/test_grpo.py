@@ -318,7 +318,7 @@ def test_detached_inputs_leave_a_tied_table_the_head_s_gradient():
             policy,
             params,
             repeat_rows(BATCH.prompts, 2),
-            keys_of(2 * len(BATCH.noise_ids)),
+            keys_of(2 * len(BATCH.draw_ids)),
             2,
         )
 
@@ -403,12 +403,12 @@ class Toy(Objective):
 
 def _toy_rollout(policy, params, batch, reward, group, key, _unjudged=None):
     """Lengths by key and index, which are in the tokens."""
-    index_N = jnp.repeat(batch.noise_ids, group)
+    index_N = jnp.repeat(batch.draw_ids, group)
     draw = jax.vmap(
         lambda index: jax.random.randint(jax.random.fold_in(key, index), (), 1, 9)
     )
     lengths_N = (
-        draw(index_N) + jnp.tile(jnp.arange(group), len(batch.noise_ids))
+        draw(index_N) + jnp.tile(jnp.arange(group), len(batch.draw_ids))
     ).astype(jnp.float32)
     keys_N = jnp.broadcast_to(key, index_N.shape)
     tokens_N1 = (lengths_N.astype(jnp.int32) + 100 * index_N)[:, None]

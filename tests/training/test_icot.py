@@ -65,7 +65,7 @@ def _words(ids):
 
 def _rows(problems, batch):
     """(problem, the words that the loss is of) of each row."""
-    for row, index in enumerate(batch.noise_ids % len(problems)):
+    for row, index in enumerate(batch.draw_ids % len(problems)):
         used = batch.suffix.weights[row] > 0
         assert _words(batch.suffix.tokens[row][used])[0] == "<|end-latent|>"
         assert used.tolist() == sorted(used, reverse=True)
@@ -102,7 +102,7 @@ def test_the_schedule_is_the_published_counter_s(all_from, gone):
     for step, s in enumerate(_published(60, 2, all_from), start=10):
         phase = next(phase for phase in plan if phase.start <= step < phase.end)
         batch = _batch(way, many, phase, step)
-        assert [index % 4 for index in batch.noise_ids] == [
+        assert [index % 4 for index in batch.draw_ids] == [
             i % 4 for i in batch_indices(SEED, step, 150, BATCH)
         ]
         for index, words in _rows(many, batch):
@@ -161,7 +161,7 @@ def test_loss_is_a_plain_gpt2_s_on_texts_by_hand():
         _, sums = loss_fn({"reasoner": params}, batch, jax.random.key(0))
         total = 0.0
         count = 0
-        for row, index in enumerate(batch.noise_ids % 4):
+        for row, index in enumerate(batch.draw_ids % 4):
             text = [
                 "<|end-latent|>",
                 *([] if drops else CHAINS[index]),

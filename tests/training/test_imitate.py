@@ -137,16 +137,16 @@ def test_batch_by_hand(dropped, latents):
     assert longest <= slots < longest + 4
     assert slots % 4 == 0
     batch = RECIPE.batch(PROBLEMS, phase, 7, 3, 5, (12, 9), ((slots,),))
-    np.testing.assert_array_equal(batch.noise_ids % 3, batch_indices(3, 7, 3, 5))
+    np.testing.assert_array_equal(batch.draw_ids % 3, batch_indices(3, 7, 3, 5))
     assert (
-        len(set(batch.noise_ids.tolist())) == 5
+        len(set(batch.draw_ids.tolist())) == 5
     )  # an example that comes again has noise of its own
     np.testing.assert_array_equal(batch.latents, np.full(5, latents))
     assert batch.prompts.tokens.shape == (
         5,
         9,
     )  # six words, a line break and the start marker fit the smaller bucket
-    for row, example in enumerate(batch.noise_ids % 3):
+    for row, example in enumerate(batch.draw_ids % 3):
         prompt = real_tokens(batch.prompts, row)
         assert _words(prompt) == f"Tom has {example} pens . | <|start-latent|>"
         kept = batch.suffix.weights[row] > 0
@@ -163,7 +163,7 @@ def test_drawn_latents_lie_between_the_steps_and_t():
     seen = {0: [], 1: [], 2: []}
     for step in range(100):
         batch = RECIPE.batch(PROBLEMS, phase, step, 0, 6, (12,), ((4,),))
-        for example, latents in zip(batch.noise_ids % 3, batch.latents, strict=True):
+        for example, latents in zip(batch.draw_ids % 3, batch.latents, strict=True):
             seen[int(example)].append(int(latents))
     for example, drawn in seen.items():
         least = len(STEPS[example])
@@ -187,7 +187,7 @@ def test_latents_by_steps_are_as_many_as_are_dropped():
             PROBLEMS, phase, 3, 0, 6, (12,), RECIPE.slots(PROBLEMS, phase)
         )
         assert batch.latents.tolist() == [
-            2 * min(len(STEPS[example]), most) for example in batch.noise_ids % 3
+            2 * min(len(STEPS[example]), most) for example in batch.draw_ids % 3
         ]
     assert {len(steps) for steps in STEPS} >= {1, 2}
 
@@ -220,7 +220,7 @@ def test_a_batch_takes_the_smallest_bucket_that_holds_it():
         batch = RECIPE.batch(PROBLEMS, phase, step, 0, 1, (12,), buckets)
         sizes.add(batch.suffix.tokens.shape[1])
         assert batch.suffix.tokens.shape[1] == (
-            small if needed[int(batch.noise_ids[0])] <= small else longest
+            small if needed[int(batch.draw_ids[0])] <= small else longest
         )
     assert sizes == {small, longest}
 
@@ -231,7 +231,7 @@ def _factors(batch):
     for row, prompt in enumerate(PROMPTS):
         used = int(batch.suffix.weights[row].sum())
         layout = IMITATION.with_config(dropout_where="all", answer_slots=used).config
-        row_key = jax.random.fold_in(STEP_KEY, batch.noise_ids[row])
+        row_key = jax.random.fold_in(STEP_KEY, batch.draw_ids[row])
         found.append(
             slow_factors(row_key, row_key, prompt, int(batch.latents[row]), layout)
         )

@@ -215,7 +215,7 @@ def test_loss_is_the_slow_loop_s(case, phase, monkeypatch):
     total, sums = compiled(case.recipe.loss_of(case.policy))(
         case.params, batch, case.key
     )
-    found = [_slow(case, phase, int(index) % 4) for index in batch.noise_ids]
+    found = [_slow(case, phase, int(index) % 4) for index in batch.draw_ids]
     count = sum(number for _, number, _ in found)
     expected = sum(entropy for entropy, *_ in found)
     if phase == "final":
@@ -234,7 +234,7 @@ def test_mixed_embeddings_are_constants(case):
     def total(step):
         return sum(
             _slow(case, "union", int(index) % 4, step * along)[0]
-            for index in batch.noise_ids
+            for index in batch.draw_ids
         )
 
     grads, _ = compiled(jax.grad(case.recipe.loss_of(case.policy), has_aux=True))(

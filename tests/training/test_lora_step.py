@@ -54,7 +54,9 @@ def _params():
 def _step(name):
     """The state before and after it."""
     policy, settings = OBJECTIVE[name]
-    policy = dataclasses.replace(policy, reasoner=lora.merging(policy.reasoner, SCALE))
+    policy = dataclasses.replace(
+        policy, reasoner=lora.make_merging(policy.reasoner, SCALE)
+    )
     loss = rl_loss.make_rollout_and_loss(
         policy, OBJECTIVES[name](**settings), rigged_reward, GROUP
     )
@@ -147,7 +149,7 @@ def test_the_reference_is_the_reasoner_without_adapters_and_the_start_of_what_is
     objective = OBJECTIVES["grpo"](kl_weight=0.1, updates=2)
     layout = layout_of()
     policy = dataclasses.replace(
-        ADDITIVE, reasoner=lora.merging(ADDITIVE.reasoner, SCALE)
+        ADDITIVE, reasoner=lora.make_merging(ADDITIVE.reasoner, SCALE)
     )
     now = _params()
     start = small_params()

@@ -178,7 +178,7 @@ def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen):
     objective = OBJECTIVES["answer_only"](answer_weight=0.7, stop_weight=1.3)
     loss, gradient, metrics = frozen.loss_and_gradient(objective)
     keys_1 = pass_keys(
-        jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.noise_ids), GROUP, 1
+        jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.draw_ids), GROUP, 1
     )
     keys = jax.tree.map(lambda x: x.squeeze(0), keys_1)
     factors = factors_of(

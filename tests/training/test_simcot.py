@@ -109,7 +109,7 @@ def _explained(case) -> float:
     tokenizer = case.template.tokenizer
     backbone = as_float64(case.params[DECODER]["backbone"])
     own = case.batch.base if coconuts else case.batch.base.student
-    for row, index in enumerate(own.noise_ids % len(PROBLEMS)):
+    for row, index in enumerate(own.draw_ids % len(PROBLEMS)):
         prompt = real_tokens(own.prompts, row)
         latents = slow.think(prompt, LATENTS + 1)
         for place, text in enumerate(SAID[case.name][index]):
@@ -172,7 +172,7 @@ def test_a_stage_s_thoughts_say_the_steps_that_they_replace(case):
         batch = recipe.batch(
             case.problems, phase, 0, 1, 4, (24,), recipe.slots(case.problems, phase)
         )
-        row = [index % len(PROBLEMS) for index in batch.base.noise_ids].index(3)
+        row = [index % len(PROBLEMS) for index in batch.base.draw_ids].index(3)
         texts = zip(batch.texts.targets[row], batch.texts.weights[row], strict=True)
         said.append(
             [

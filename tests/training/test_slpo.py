@@ -230,7 +230,7 @@ def _slow_loss(params, rollouts, rewards, factors_N):
 def _keys_of_pass(pass_key):
     """A prompt's key is number 0 of its example, its trajectories' are 1, 2, ..; both for each row."""
     found = []
-    for example in prompted_batch().noise_ids:
+    for example in prompted_batch().draw_ids:
         of_example = jax.random.fold_in(pass_key, example)
         found += [
             [jax.random.fold_in(of_example, number) for number in (0, 1 + g)]

@@ -94,7 +94,7 @@ def test_a_step_of_the_other_stages(stage):
 )
 def test_a_rollout(policy):
     batch = prompted_batch()
-    keys = jax.random.split(jax.random.key(0), len(batch.noise_ids))
+    keys = jax.random.split(jax.random.key(0), len(batch.draw_ids))
     params = small_params() | {
         "reasoner": jax.eval_shape(policy.reasoner.init, keys[0])
     }

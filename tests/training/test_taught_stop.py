@@ -110,7 +110,7 @@ def test_only_whole_thoughts_have_a_stop(dropped, stops):
     batch = recipe.batch(
         PROBLEMS, phase, phase.start, 1, 3, (24,), recipe.slots(PROBLEMS, phase)
     )
-    order = np.argsort(batch.noise_ids % 3)
+    order = np.argsort(batch.draw_ids % 3)
     assert batch.stops[order].tolist() == stops
     if dropped is None:
         assert batch.latents[order].tolist() == [1, 2, 3]

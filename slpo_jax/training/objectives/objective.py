@@ -282,7 +282,7 @@ def at_capacity(
     Returns:
         (loss, aux) as the branch; gradients are for params alone, and none goes through aux.
     """
-    group = trajectories.lengths.shape[0] // batch.noise_ids.shape[0]
+    group = trajectories.lengths.shape[0] // batch.draw_ids.shape[0]
     choices = capacities(policy, group)
     branches = [functools.partial(branch, policy, choice) for choice in choices]
 

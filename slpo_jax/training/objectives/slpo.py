@@ -81,10 +81,10 @@ class AnswerOnly(WeightedTerms):
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
         # The keys of one pass, which has no axis of passes.
-        group = trajectories.lengths.shape[0] // batch.noise_ids.shape[0]
+        group = trajectories.lengths.shape[0] // batch.draw_ids.shape[0]
         keys_1 = pass_keys(
             jax.random.fold_in(key, noise.SCORING),
-            batch.noise_ids,
+            batch.draw_ids,
             group,
             1,
         )
@@ -137,10 +137,10 @@ class Slpo(AnswerOnly):
         if self.passes == 1:
             return super().terms(policy, capacity, params, batch, trajectories, key)
         # Score the rollouts in K passes, each under dropout of its own; the answer's term is the mean over them.
-        group = trajectories.lengths.shape[0] // batch.noise_ids.shape[0]
+        group = trajectories.lengths.shape[0] // batch.draw_ids.shape[0]
         keys_K = pass_keys(
             jax.random.fold_in(key, noise.SCORING),
-            batch.noise_ids,
+            batch.draw_ids,
             group,
             self.passes,
         )

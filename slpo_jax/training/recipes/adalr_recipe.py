@@ -159,7 +159,7 @@ class AdaptiveLength(Distillation):
         Args:
             policy: as in `Recipe.loss`, with the latent policy adalr.
         """
-        rows = jnp.float32(batch.noise_ids.shape[0])
+        rows = jnp.float32(batch.draw_ids.shape[0])
         params = policy.reasoner.stack(params)
         # The teacher reads its written steps.
         teacher, teacher_BMD = teach(
@@ -172,7 +172,7 @@ class AdaptiveLength(Distillation):
             policy.with_config(closing_ids=()),
             latent_policy=policy.latent_policy.not_halting(),
         )
-        keys_B = noise.row_keys(key, batch.noise_ids)
+        keys_B = noise.row_keys(key, batch.draw_ids)
         inputs, thought = curriculum.after_latents(given, params, batch.student, keys_B)
         # The student answers, and is asked for every choice that its length stands for.
         hidden_BAD, _, student_BMD = policy.reasoner.trace(

@@ -54,7 +54,7 @@ class ChunkBatch:
         chunks: bool [B, S], the slots that are latents at inference.
         predicted: float32 [B, S], weights of the head's prediction of the next slot's input; None while only words are
             learned.
-        noise_ids: int [B], the numbers that randomness is drawn by.
+        draw_ids: int [B], the numbers that randomness is drawn by.
     """
 
     prompts: Prompts
@@ -64,7 +64,7 @@ class ChunkBatch:
     weights: Any
     chunks: Any
     predicted: Any
-    noise_ids: Any
+    draw_ids: Any
 
 
 VectorsFn = Callable[[Policy, Any, ChunkBatch], jax.Array]
@@ -119,7 +119,7 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     reasoner = policy.reasoner
     rate = policy.config.dropout_rate
     params = reasoner.stack(params)
-    keys_B = noise.row_keys(key, batch.noise_ids)
+    keys_B = noise.row_keys(key, batch.draw_ids)
     slots_S = jnp.arange(batch.sizes.shape[1])
     # Read the prompts, then the slots that follow them.
     noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
@@ -142,7 +142,7 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     )
     words = -jnp.sum(log_probs_BL * batch.weights)
     wrong_BL = (likeliest_BL != batch.targets) & mask_BL
-    rows = jnp.float32(batch.noise_ids.shape[0])
+    rows = jnp.float32(batch.draw_ids.shape[0])
     if batch.predicted is None:
         right_B = ~wrong_BL.any(axis=1)
         sums = {"accuracy": (right_B.sum(), rows), "loss": (words, rows)}
@@ -290,7 +290,7 @@ def chunk_recipe(
             weights=weights,
             chunks=chunks,
             predicted=None if in_words else predicted,
-            noise_ids=draw.noise_ids,
+            draw_ids=draw.draw_ids,
         )
 
     return Recipe(

@@ -53,14 +53,14 @@ class ImitationBatch:
         prompts: of B problems.
         latents: int [B], the number of latents after each prompt.
         suffix: `SuffixBatch`, the text after the latents.
-        noise_ids: int [B], the numbers that randomness is drawn by.
+        draw_ids: int [B], the numbers that randomness is drawn by.
         stops: float32 [B], the weight of a stop after the latents: 0 where steps are still written after them.
     """
 
     prompts: Prompts
     latents: Any
     suffix: Any
-    noise_ids: Any
+    draw_ids: Any
     stops: Any
 
 
@@ -153,7 +153,7 @@ def imitation_batch(
         prompts,
         latents.astype(np.int32),
         draw.suffixes(suffixes),
-        draw.noise_ids,
+        draw.draw_ids,
         stops_B,
     )
 
@@ -296,7 +296,7 @@ def loss(
     params = policy.reasoner.stack(params)
     # Think, and read what follows the latents.
     inputs, thought = after_latents(
-        policy, params, batch, noise.row_keys(key, batch.noise_ids), may_lack
+        policy, params, batch, noise.row_keys(key, batch.draw_ids), may_lack
     )
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     # Judge the gate's stop, and the words of the suffix.

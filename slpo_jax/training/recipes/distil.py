@@ -42,7 +42,7 @@ class DistilBatch:
     """A step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
 
     Attributes:
-        noise_ids: int [B], the numbers that randomness is drawn by.
+        draw_ids: int [B], the numbers that randomness is drawn by.
         text: the teacher's `SuffixBatch` [B, L]: question, steps, answer and eos, right-padded; weights are 0 on
             targets that belong to the question.
         valid: bool [B, L], where the text has a token.
@@ -51,7 +51,7 @@ class DistilBatch:
         student_at: int [B], the distilled position in the answers, or None.
     """
 
-    noise_ids: Any
+    draw_ids: Any
     text: Any
     valid: Any
     at: Any
@@ -163,7 +163,7 @@ class Distillation(RecipeSettings):
             begin = len(row) - 1 - len(ids)
             offsets.append(offset)
             places.append(begin + offset)
-        batch = DistilBatch(draw.noise_ids, text, valid, np.array(places, np.int32))
+        batch = DistilBatch(draw.draw_ids, text, valid, np.array(places, np.int32))
         if draw.phase.dropped == 0:
             return batch
         # The student has its question and its answer, which have one bucket.
@@ -198,7 +198,7 @@ class Distillation(RecipeSettings):
             policy: as in `Recipe.loss`; dropout, if any, is on for the teacher too.
             gate_weight: see `curriculum.stop_term`.
         """
-        rows = jnp.float32(batch.noise_ids.shape[0])
+        rows = jnp.float32(batch.draw_ids.shape[0])
         params = policy.reasoner.stack(params)
         # The teacher reads its written steps.
         teacher, teacher_BMD = teach(
@@ -208,7 +208,7 @@ class Distillation(RecipeSettings):
             return teacher, {"loss": (teacher, rows)}, None
         # The student thinks, and answers after its latents.
         inputs, thought = curriculum.after_latents(
-            policy, params, batch.student, noise.row_keys(key, batch.noise_ids)
+            policy, params, batch.student, noise.row_keys(key, batch.draw_ids)
         )
         hidden_BAD, _, student_BMD = policy.reasoner.trace(
             params, at_B=batch.student_at, **inputs
@@ -268,8 +268,8 @@ def teach(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: flo
     rows, slots = batch.text.tokens.shape
     slots_L = jnp.arange(slots)
     # Other noise than the student's: its positions have the same numbers.
-    ones_B = jnp.ones_like(batch.noise_ids)
-    keys_B = noise.row_keys(key, batch.noise_ids, ones_B)
+    ones_B = jnp.ones_like(batch.draw_ids)
+    keys_B = noise.row_keys(key, batch.draw_ids, ones_B)
     hidden_BLD, _, levels_BMD = reasoner.trace(
         params,
         reasoner.embed(params, batch.text.tokens),

@@ -157,7 +157,7 @@ def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
         prompts=draw.prompts(again),
         latents=(stages_B * settings.c_thought).astype(np.int32),
         suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
-        noise_ids=draw.noise_ids,
+        draw_ids=draw.draw_ids,
         stops=answers_B.astype(np.float32),
         nodes=nodes_B,
     )
@@ -171,7 +171,7 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     """
     params = policy.reasoner.stack(params)
     open_ended = policy.with_config(closing_ids=())  # so it keeps the last state
-    keys_B = noise.row_keys(key, batch.noise_ids)
+    keys_B = noise.row_keys(key, batch.draw_ids)
     inputs, thought = curriculum.after_latents(open_ended, params, batch, keys_B)
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     suffix: Any = batch.suffix

@@ -62,7 +62,7 @@ class LatentBatch:
     """A step's rows.
 
     Attributes:
-        noise_ids: int [B], the numbers that randomness is drawn by.
+        draw_ids: int [B], the numbers that randomness is drawn by.
         text: the reasoner's input.
         rows: `SuffixBatch` [B, L], the text's targets.
         read: the encoder's input; None without latents.
@@ -71,7 +71,7 @@ class LatentBatch:
         labelled: whether the encoder's mixtures are labels, in the last phase.
     """
 
-    noise_ids: Any
+    draw_ids: Any
     text: Slots
     rows: SuffixBatch
     read: Slots | None = None
@@ -283,7 +283,7 @@ class LatentSft(RecipeSettings):
         text, rows = pad(texts, draw.fit(longest - 1))
         _, read_slots, latents = draw.slots
         if not latents:
-            return LatentBatch(draw.noise_ids, text, rows)
+            return LatentBatch(draw.draw_ids, text, rows)
         read, _ = pad(encoder_texts, read_slots)
         # A divergence is the mean over a row's latents and over rows, in the scale of the cross-entropies' sum.
         counts_B = np.array([row.latents for row in texts])
@@ -294,7 +294,7 @@ class LatentSft(RecipeSettings):
         weights_BN = mask_BN * weight_B[:, None]
         weights_BN = weights_BN.astype(np.float32)
         is_labelled = phase == "final"
-        return LatentBatch(draw.noise_ids, text, rows, read, weights_BN, is_labelled)
+        return LatentBatch(draw.draw_ids, text, rows, read, weights_BN, is_labelled)
 
     def mixtures(
         self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B
@@ -340,13 +340,13 @@ class LatentSft(RecipeSettings):
         text = batch.text
         count = batch.rows.weights.sum()
         stacked = reasoner.stack(params)
-        keys_B = noise.row_keys(key, batch.noise_ids)
+        keys_B = noise.row_keys(key, batch.draw_ids)
         inputs_BLD = reasoner.embed(params, text.tokens)
         labels = None
         if batch.read is not None:
             # The encoder's noise is other than the reasoner's.
-            ones_B = jnp.ones_like(batch.noise_ids)
-            encoder_keys_B = noise.row_keys(key, batch.noise_ids, ones_B)
+            ones_B = jnp.ones_like(batch.draw_ids)
+            encoder_keys_B = noise.row_keys(key, batch.draw_ids, ones_B)
             q_BNM, ids_BNM = self.mixtures(
                 policy, params, encoder, batch, encoder_keys_B
             )

@@ -54,7 +54,7 @@ class Draw:
     slots: Slots
 
     @cached_property
-    def noise_ids(self) -> np.ndarray:
+    def draw_ids(self) -> np.ndarray:
         """int [B], the numbers that the rows' randomness is drawn by."""
         return draw_numbers(self.indices, len(self.problems))
 

@@ -297,7 +297,7 @@ def _explain(
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(
         key,
-        jnp.repeat(batch.base.noise_ids, count),
+        jnp.repeat(batch.base.draw_ids, count),
         jnp.tile(2 + jnp.arange(count), rows),
     )
     # The decoder reads them, and is asked for each word from the last latent on.
