@@ -20,6 +20,8 @@ _CAPTION = (
     "▲ and ▼ where it excludes 0."
 )
 _LEVEL_REWARDS = "in training no reward differed from the others of its problem, so none taught anything"
+_LEARNED = 0.9
+"""The share of right training texts from which imitation has learned them; half of it is expected in a test."""
 
 Report = Mapping[str, Any]
 
@@ -169,8 +171,11 @@ def _has_no_reward(report: Report, name: str) -> bool:
 
 
 def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str]:
-    """Say which rows can't differ: those whose answers were all cut, or whose rewards were all the same."""
+    """Say which rows can't be good: imitation that has memorised, cut answers alone, rewards that are all the same."""
     warnings = []
+    memorised = _find_memorised(report)
+    if memorised:
+        warnings.append(memorised)
     for name, figures in figures_of.items():
         reasons: list[str] = []
         samples_cut = figures.get("sample_cut", 1)
@@ -189,6 +194,23 @@ def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str
             sentence = "; ".join(reasons)
             warnings.append(f"{label}: {sentence}.")
     return warnings
+
+
+def _find_memorised(report: Report) -> str:
+    """Say that imitation is right where it was trained, and on no set half as often; nothing if that is not so."""
+    sets = report["eval"].get(IMITATE, {})
+    training = report.get("training", {}).get(IMITATE, {})
+    if not sets or "accuracy" not in training:
+        return ""
+    _, accuracies = training["accuracy"]
+    learned = accuracies[-1]
+    best = max(figures["acc"] for figures in sets.values())
+    if learned < _LEARNED or best >= learned / 2:
+        return ""
+    return (
+        f"{label_of(report, IMITATE)}: right on {100 * learned:.0f} % of its demonstrations, but on {100 * best:.0f} % "
+        "of the problems here, so it has memorised them; try more demonstrations, or another config.seed."
+    )
 
 
 def label_of(report: Report, name: str) -> str:

@@ -274,6 +274,35 @@ def test_what_leaves_no_room_for_a_difference_is_said(cut, training, reasons):
     assert make_headline(made)["warnings"] == said
 
 
+# The share of right texts as imitation went on, Acc on its best set, and whether that is memorised.
+MEMORISED = [
+    ([0.2, 0.95], 0.16, True),
+    ([0.2, 0.95], 0.47, True),
+    ([0.2, 0.95], 0.48, False),
+    ([0.95, 0.85], 0.16, False),
+    ([], 0.16, False),
+]
+
+
+@pytest.mark.parametrize(("accuracies", "best", "is_said"), MEMORISED)
+def test_imitation_that_has_memorised_its_demonstrations_says_so(
+    accuracies, best, is_said
+):
+    training = {"loss": [[1], [0.5]]}
+    if accuracies:
+        training["accuracy"] = [[1, 2], accuracies]
+    made = _made_up([], {}, training={"imitate": training})
+    made["eval"]["imitate"] = {
+        "deep": {"n": 9, "acc": 0.01},
+        "alpha": {"n": 9, "acc": best},
+    }
+    said = make_headline(made)["warnings"]
+    assert len(said) == is_said
+    if is_said:
+        assert "95 %" in said[0]
+        assert f"{100 * best:.0f} %" in said[0]
+
+
 def test_a_run_of_cut_answers_and_level_rewards_says_so(tmp_path):
     nothing = np.zeros((1, 40, 8))
     write_eval(tmp_path, "cold_start", "alpha", [0] * 40, nothing)
