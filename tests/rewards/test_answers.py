@@ -96,7 +96,7 @@ def test_signs_are_read_and_nothing_is_half_read(text):
 
 
 def test_long_texts_are_read_in_linear_time():
-    begun = time.process_time()
+    begun = time.thread_time()
     for texture in (
         "-",
         "- ",
@@ -115,7 +115,7 @@ def test_long_texts_are_read_in_linear_time():
     ):
         parse_completion(texture * 30_000 + ",5", "last_number")
         parse_completion("5" + texture * 30_000 + "5", "last_number")
-    assert time.process_time() - begun < 3
+    assert time.thread_time() - begun < 3
 
 
 @pytest.mark.parametrize("style", ["after_mark", "last_number"])
