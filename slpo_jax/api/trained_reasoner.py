@@ -394,6 +394,12 @@ class TrainedReasoner:
         place = config.data.eval.get(name, name)
         if name not in config.data.eval and name in learned and not Path(name).exists():
             key, place = learned[name]
+        elif place == name and not set(name) & set("/:") and not Path(name).exists():
+            known = ", ".join(config.data.eval) or "none"
+            raise UserError(
+                f"source: {name!r} is not a set of this reasoner (it has {known}); give one of them, a file, an id of "
+                "the hub, or a generated set such as chain:test"
+            )
         problems = load_set(config, key, place)
 
         # Say how it was read.

@@ -16,7 +16,6 @@ import functools
 import inspect
 import re
 import sys
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -72,6 +71,16 @@ _OF_THE_ANSWERS = (
 )
 
 
+_REFUSED = (
+    "assistant_model",
+    "guidance_scale",
+    "inputs_embeds",
+    "position_ids",
+    "token_type_ids",
+)
+"""Arguments of transformers' `generate` that make no sense with a thought before the answer."""
+
+
 @torch.no_grad()
 def generate(
     inputs=None,
@@ -120,8 +129,18 @@ def generate(
     as_thought = settings.return_dict_in_generate
     settings.return_dict_in_generate = True
 
-    # Where weights are offloaded, the inputs tell on which device the model computes.
+    # A thought is made of the tokens of prompts, and has positions of its own.
     ids_BP = inputs if input_ids is None else input_ids
+    if ids_BP is None or ids_BP.dim() != 2:
+        raise _request_error(
+            "takes the tokens of prompts, input_ids [B, P]; make them with tokenizer.apply_chat_template of chats that "
+            "have a message from the user"
+        )
+    for name in _REFUSED:
+        if arguments.get(name) is not None:
+            raise _request_error(f"takes no {name}; leave it out")
+
+    # Where weights are offloaded, the inputs tell on which device the model computes.
     if model.device.type != "meta":
         ids_BP = ids_BP.to(model.device)
     if attention_mask is None:
@@ -504,7 +523,8 @@ def _take_body(model) -> None:
     model._given = None
     # Not as an attribute, which would make the whole a part of its body.
     model.base_model.__dict__["_reasoner"] = model
-    model.base_model.forward = types.MethodType(_body_forward, model.base_model)
+    # Of a function, since a method could not be pickled.
+    model.base_model.forward = functools.partial(_body_forward, model.base_model)
 
 
 def _body_forward(self, *arguments, **named):
@@ -584,7 +604,8 @@ def _forward_with_thought(
     is_marker_BL = (ids_BL == marker) & valid_BL
     if not (is_marker_BL.sum(dim=1) == 1).all():
         raise ValueError(
-            f"forward with a thought: each row has one token {marker}, which ends its prompt"
+            f"forward with a thought: each row has one token {marker}, which ends its prompt; turn off what puts "
+            "several texts in a row, such as packing and padding_free"
         )
     place_B1 = is_marker_BL.int().argmax(dim=1, keepdim=True)
 

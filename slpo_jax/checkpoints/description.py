@@ -187,8 +187,13 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
                 raise UserError(
                     f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model"
                 )
-    # The code of an export does the same as ours.
+    # The code of an export does the same as ours. What other programs save of one lacks how it thinks.
     is_ours = Path(source).with_name(FILE).is_file()
+    if "think_in_forward" in values and not is_ours:
+        raise UserError(
+            f"{source}: is of an export that another program saved, and {FILE}, which says how it thinks, is missing; "
+            f"copy that and custom_generate/ from the export to beside it"
+        )
     if values.get("auto_map") and not is_ours:
         logging.warning(
             "%s: its own code (auto_map) is not run; the model is taken as a plain %s",

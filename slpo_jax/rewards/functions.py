@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -264,9 +265,10 @@ def asked_of(
         name: what it is registered under, for messages; "" is its own.
         processes: of the function, which then is asked for each completion by itself; None: it is asked here.
     Returns:
-        N finite numbers; `Failed` where it failed, of which a line says why; None where it gave no verdict.
+        N finite numbers; `Failed` where it failed or gave NaN or an infinity, of which a line says why; None where it
+        gave no verdict.
     Raises:
-        UserError: it gives something else than a finite number, or another number of them.
+        UserError: it gives something else than a number, or another number of them.
     """
     calls = calls_of(function, problems, completions, apart=processes is not None)
     name = name or name_of(function)
@@ -277,16 +279,16 @@ def asked_of(
             values = processes.ask(calls)
         except CantRun as error:
             raise cant_run(name, error) from error
-    for value in values:
-        if isinstance(value, Failed):
-            reason = value.reason
+    verdicts = verdicts_of(function, values, problems, name)
+    for verdict in verdicts:
+        if isinstance(verdict, Failed):
+            reason = verdict.reason
             kind, _, _ = reason.partition(":")
             _say_once(
                 name,
                 kind,
                 f"reward: {name} failed on a completion, which isn't judged: {reason}",
             )
-    verdicts = verdicts_of(function, values, problems, name)
     if None in verdicts:
         _say_once(
             name,
@@ -360,6 +362,8 @@ def _number(name: str, value: Any, problem: ProblemLike) -> float | Failed | Non
     if callable(getattr(value, "item", None)):
         with contextlib.suppress(ValueError, RuntimeError):  # of several elements
             number = value.item()
+    if isinstance(number, float) and not math.isfinite(number):
+        return Failed(f"it gave {number}")
     if not isinstance(number, int | float) or not abs(number) <= _LARGEST:
         shown = (
             "an integer beyond float32"

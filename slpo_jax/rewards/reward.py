@@ -180,6 +180,8 @@ class Reward:
         self.style = style
         self._bytes = token_bytes
         self._eos_ids = eos_ids
+        # A tokenizer of words has a space before each; no text begins with the first one.
+        self._are_words = all(word[:1] in (b"", b" ") for word in token_bytes)
         self.entries = {name: REWARDS[name] for name, _ in weighted}
         self._weights = dict(weighted)
         # A limit of time needs a process of its own.
@@ -316,7 +318,10 @@ class Reward:
         if completion.ended:
             answer = parse_completion(completion.text, self.style)
         ids = ids[: completion.tokens]
-        return Reading(ids, completion.text, answer, not completion.ended)
+        text = completion.text
+        if self._are_words:
+            text = text.removeprefix(" ")
+        return Reading(ids, text, answer, not completion.ended)
 
     def judge(
         self,

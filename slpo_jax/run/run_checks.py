@@ -168,11 +168,15 @@ def drop_unverifiable(
     return dataclasses.replace(rest, problems=counted)
 
 
-def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
+def check_reward(
+    key: str, encoded: EncodedProblems, judge: Reward, latents: int
+) -> None:
     """Fail before any work on a reward that names a column which problems don't have, or gives no number.
 
-    It is asked of the first problems' own answers, or without one of their questions.
+    It is asked of the first problems' own answers as rollouts give them, or without one of their questions.
 
+    Args:
+        latents: how many the thoughts before these answers take.
     Raises:
         UserError: the reward, the column and the first of these problems; or what it gave.
     """
@@ -193,24 +197,24 @@ def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
             if column in _OURS:
                 remedy = f"what other programs call so is {_OURS[column]} here, so rename the argument"
             raise UserError(
-                f"config.reward: {name} names {column!r}, a column that {len(places)} of {len(problems)} problems "
-                f"of {key} don't have, the first is problem {places[0]}; {remedy}"
+                f"config.reward: {name} names {column!r}, a column that {len(places)} of {len(problems)} records in "
+                f"{key} don't have, the first is problem {places[0]}; {remedy}"
             )
     # Ask the reward of a few completions that should be right.
     tried = problems[:_TRIED]
     readings = []
     for place, problem in enumerate(tried):
-        text = problem.question
         if problem.answer:
-            text = encoded.template.answer_text(problem.answer)
-        ids = list(encoded.answers[place])
-        readings.append(Reading(ids, text, None, cut=False))
+            ids = [*encoded.answers[place], encoded.template.eos_id]
+            readings.append(judge.read(np.array(ids, np.int32), latents))
+        else:
+            readings.append(Reading([], problem.question, None, False, latents))
     failed = judge.judge(readings, tried).failed
     # Of several rewards, one may be of other problems.
     if failed.all() and len(judge.entries) == 1:
         raise UserError(
-            f"config.reward: {next(iter(judge.entries))} fails on the answers of the first "
-            f"{len(tried)} problems of {key} themselves; mend it"
+            f"config.reward: {next(iter(judge.entries))} fails on the answers of the first {len(tried)} records in "
+            f"{key} themselves; mend it"
         )
 
 

@@ -147,7 +147,7 @@ class Setup:
             run_checks.say_unknown(key, encoded, unknown)
         judge = judge or self.reward
         if judges:
-            run_checks.check_reward(key, encoded, judge)
+            run_checks.check_reward(key, encoded, judge, self.config.max_latents)
         encoded = run_checks.drop_unverifiable(encoded, where or key, judge)
         # Every problem that is asked for needs room for its prompt and its answer.
         limit = None if trains else self.config.evaluate.limit or None

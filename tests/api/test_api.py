@@ -600,6 +600,8 @@ def test_the_sets_of_a_run_are_read_as_the_run_does(tmp_path):
     assert problems == expected != load_problems("chain:test")
     assert "made with config.data.chain: modulus=7" in str(problems)
     assert run.problems("chain:test") == expected
+    with pytest.raises(slpo.UserError, match=r"^source: 'test' .* \(it has made\)"):
+        run.problems("test")
     assert "made with the defaults of config.data.chain" in str(slpo.read("chain:test"))
     commands._run(["data", str(folder), "made", f"--out={tmp_path}/made.jsonl"])
     assert load_problems(f"{tmp_path}/made.jsonl") == expected

@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ from slpo_jax.architectures.codi import Codi
 from slpo_jax.checkpoints.export import write_chat_template
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
+from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Prompts
@@ -357,6 +359,8 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path):
     )
     with pytest.raises(ValueError, match=lacks):
         copied.generate(**asked)
+    with pytest.raises(UserError, match=r"config\.json: .* reasoner\.json, which"):
+        load_solver(str(tmp_path / "copy"))
     card = (exported / "README.md").read_text()
     for name in (
         "custom_generate/generate.py",
@@ -633,7 +637,7 @@ def test_a_forward_that_thinks_has_the_probabilities_of_the_answers(work):
     assert thinking.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("opened_by", ["auto", "class", "copy"])
+@pytest.mark.parametrize("opened_by", ["auto", "class", "copy", "pickle"])
 def test_a_body_that_is_called_by_itself_thinks(exported, opened_by):
     """As TRL does, for a loss of its own; from a path it opens transformers' class, and generates first."""
     torch = pytest.importorskip("torch")
@@ -644,6 +648,8 @@ def test_a_body_that_is_called_by_itself_thinks(exported, opened_by):
     )
     if opened_by == "copy":
         thinking = copy.deepcopy(thinking)
+    if opened_by == "pickle":
+        thinking = pickle.loads(pickle.dumps(thinking))
     asked = _asked(AutoTokenizer.from_pretrained(exported))
     prompts = asked["input_ids"].shape[1]
     thought = thinking.generate(
@@ -792,6 +798,24 @@ def test_a_caller_s_functions_see_prompt_and_answer(exported):
         np.testing.assert_array_equal(
             ids[:, : prompts.shape[1]], prompts.repeat_interleave(times, dim=0)
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"input_ids": None}, "takes the tokens of prompts"),
+        ({"input_ids": "flat"}, "takes the tokens of prompts"),
+        ({"token_type_ids": [[0]]}, "takes no token_type_ids"),
+        ({"guidance_scale": 2.0}, "takes no guidance_scale"),
+    ],
+)
+def test_what_a_thought_can_not_be_made_of_is_a_line(exported, changes, says):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer, ["How many ?"])
+    if changes.get("input_ids") == "flat":
+        changes = {"input_ids": asked["input_ids"][0]}
+    with pytest.raises(ValueError, match=says):
+        model.generate(**asked | changes)
 
 
 def test_files_have_the_permissions_that_the_umask_leaves(exported, tmp_path):

@@ -285,7 +285,35 @@ def test_a_function_is_asked_on_the_host_of_what_ended(monkeypatch):
     assert reward.on_host(tokens, asked).tolist() == [0.5, 1.0, 2.0, 1.0, 0.0]
     readings = [reward.read(row) for row in tokens]
     assert reward.right(readings, asked) == [False, True, True, True, False]
-    for value in ("1", float("nan"), float("inf"), [1.0]):
+    for value in ("1", [1.0]):
         earned["7"] = value
         with pytest.raises(UserError, match=r"^config\.reward: mine .*'Tom \?'"):
             reward.on_host(tokens[:1], asked[:1])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("-inf")])
+def test_what_is_not_finite_leaves_a_completion_unjudged(monkeypatch, value):
+    """The others of its batch keep their verdicts."""
+    earned = {"7": value, "8": 1.0}
+    monkeypatch.setitem(
+        REWARDS, "mine", RewardEntry(lambda completion: earned[completion])
+    )
+    template = _template("last_number")
+    reward = _reward(template, "mine")
+    tokens = _tokens(template, ["7 <eos>", "8 <eos>"])
+    verdicts = reward.judge(
+        [reward.read(row) for row in tokens], [Problem("Tom ?", (), "7")] * 2
+    )
+    assert verdicts.failed.tolist() == verdicts.unjudged.tolist() == [True, False]
+    assert verdicts.total.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes"])
+def test_a_completion_is_the_text_that_its_tokenizer_decodes(kind):
+    template = _template("last_number")
+    if kind == "bytes":
+        template = text_template(byte_tokenizer(), PromptConfig())
+    text = "Tom 7" if kind == "words" else " Tom\u00eb 7"
+    ids = template.tokenizer(text)["input_ids"]
+    reading = _reward(template).read(np.array([*ids, template.eos_id], np.int32))
+    assert reading.text == template.tokenizer.decode(ids) == text

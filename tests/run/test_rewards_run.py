@@ -111,6 +111,29 @@ def test_columns_of_a_reward_that_takes_all_are_used(made):
     assert any("reward from target, pair, kind" in line for line in lines)
 
 
+def test_a_reward_is_tried_on_answers_as_rollouts_have_them(made, monkeypatch):
+    seen = []
+
+    def anchored(completion, latents, answer):
+        seen.append((completion, latents, answer))
+        return float(completion.startswith("#"))
+
+    def ended(completions, completion_ids):
+        seen.append(completion_ids)
+        return [1.0] * len(completions)
+
+    for function in (anchored, ended):
+        monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
+    experiment = made(ANSWERED, reward="", rewards=(("anchored", 1.0), ("ended", 1.0)))
+    check_stages(experiment)
+    ids = experiment.train.answers[0]
+    text = experiment.template.tokenizer.decode(ids)
+    assert seen[0] == (text, experiment.config.max_latents, ANSWERED[0]["answer"])
+    assert text == text.strip()
+    (first, *_), *_ = [call for call in seen if isinstance(call, list)]
+    assert first == [*ids, experiment.template.eos_id]
+
+
 @pytest.mark.parametrize(
     ("records", "changes", "says"),
     [
@@ -120,8 +143,8 @@ def test_columns_of_a_reward_that_takes_all_are_used(made):
          "objective.pathwise: learns the reference answers, and 12 of 12 problems .* have none; set its estimator to"),
         (ASKED, {"reward": CORRECT, "rl.objectives": ("slpo",)}, "data.train: .*train.jsonl, line 1: no answer, nor"),
         (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
-         "reward: near names 'target', a column that 1 of 4 problems of config.data.train don't have, the first is "),
-        (ASKED, {"reward": "broken"}, "reward: broken fails on the answers of the first 8 problems of "),
+         "reward: near names 'target', a column that 1 of 4 records in config.data.train don't have, the first is "),
+        (ASKED, {"reward": "broken"}, "reward: broken fails on the answers of the first 8 records in "),
         (ASKED, {"reward": "verl_style"}, "reward: verl_style names 'ground_truth', .*; what .* call so is answer "),
         (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
     ],
