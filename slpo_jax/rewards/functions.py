@@ -364,12 +364,12 @@ def _number(name: str, value: Any, problem: ProblemLike) -> float | Failed | Non
             number = value.item()
     if isinstance(number, float) and not math.isfinite(number):
         return Failed(f"it gave {number}")
-    if not isinstance(number, int | float) or not abs(number) <= _LARGEST:
-        shown = (
-            "an integer beyond float32"
-            if isinstance(value, int)
-            else " ".join(repr(value).split())[:40]
-        )
+    is_number = isinstance(number, int | float)
+    if not is_number or abs(number) > _LARGEST:
+        words = repr(value).split()
+        shown = " ".join(words)[:40]
+        if isinstance(value, int):
+            shown = "an integer beyond float32"
         raise UserError(
             f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number"
         )

@@ -181,7 +181,11 @@ class Reward:
         self._bytes = token_bytes
         self._eos_ids = eos_ids
         # A tokenizer of words has a space before each; no text begins with the first one.
-        self._are_words = all(word[:1] in (b"", b" ") for word in token_bytes)
+        first_bytes = {word[:1] for word in token_bytes}
+        self._are_words = first_bytes <= {
+            b"",
+            b" ",
+        }
         self.entries = {name: REWARDS[name] for name, _ in weighted}
         self._weights = dict(weighted)
         # A limit of time needs a process of its own.
