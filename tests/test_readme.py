@@ -109,6 +109,10 @@ def _published(folder: Path) -> None:
     export_checkpoint(folder / "runs" / "quickstart" / "checkpoints" / "imitate", there)
     for file in there.glob("reasoner.*"):
         file.unlink()
+    config = json.loads((there / "config.json").read_text())
+    for key in ("auto_map", "think_in_forward", "allow_plain_forward"):
+        del config[key]
+    (there / "config.json").write_text(json.dumps(config))
     data = folder / "openai" / "gsm8k"
     write_set(data, {"test": [{"question": ASKED, "answer": "5 + 3 = 8\n#### 8"}] * 3})
     configs = "[{config_name: main, data_files: [{split: test, path: data/test-*}]}]"
