@@ -191,8 +191,8 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     is_ours = Path(source).with_name(FILE).is_file()
     if "think_in_forward" in values and not is_ours:
         raise UserError(
-            f"{source}: is of an export that another program saved, and {FILE}, which says how it thinks, is missing; "
-            f"copy that and custom_generate/ from the export to beside it"
+            f"{source}: is a copy of an export without {FILE}, which says how it thinks; copy the export's other files "
+            "next to it"
         )
     if values.get("auto_map") and not is_ours:
         logging.warning(
