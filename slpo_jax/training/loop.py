@@ -70,7 +70,28 @@ def _obey() -> None:
         signal.set_wakeup_fd(-1)  # which tells this one of a signal
 
 
-os.register_at_fork(after_in_child=_obey)
+_forking = threading.local()
+
+
+def _hold_sigterm() -> None:
+    """Have SIGTERM wait: what comes to a child before it obeys would be remembered and then forgotten by Python."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _let_sigterm_come() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _obey_from_now_on() -> None:
+    _obey()
+    _let_sigterm_come()
+
+
+os.register_at_fork(
+    before=_hold_sigterm,
+    after_in_parent=_let_sigterm_come,
+    after_in_child=_obey_from_now_on,
+)
 
 
 class StageLoop:

@@ -21,6 +21,25 @@ with StageLoop("slpo", 9, 0, log, keeper, log_every=9, checkpoint_every=9, max_s
         pool.map_async(time.sleep, [600, 600])  # is under way when the pool is ended
         time.sleep(0.5)
 """
+ENDED_AT_ONCE = """
+import os, signal, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.training.loop import StageLoop
+from slpo_jax.training.metrics import MetricsLog
+
+keeper = SimpleNamespace(close=lambda: None)
+log = MetricsLog(Workdir(Path(sys.argv[1])))
+with StageLoop("slpo", 9, 0, log, keeper, log_every=9, checkpoint_every=9, max_skipped=1):
+    for _ in range(100):
+        child = os.fork()
+        if not child:
+            time.sleep(600)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+print(os.WTERMSIG(status) == signal.SIGTERM)
+"""
 SPAWNED = """
 import sys
 from slpo_jax.config.registry import read_registrations
@@ -55,6 +74,11 @@ def _said(program: str, folder) -> str:
 @pytest.mark.slow
 def test_processes_that_are_forked_in_a_stage_obey_the_signal_that_ends_them(tmp_path):
     assert _said(FORKED, tmp_path) == "[1, 2]"
+
+
+@pytest.mark.slow
+def test_a_signal_that_comes_before_a_forked_process_has_begun_is_obeyed(tmp_path):
+    assert _said(ENDED_AT_ONCE, tmp_path) == "True"
 
 
 @pytest.mark.slow
