@@ -209,7 +209,7 @@ def _find_memorised(report: Report) -> str:
         return ""
     return (
         f"{label_of(report, IMITATE)}: right on {100 * learned:.0f} % of its demonstrations, but on {100 * best:.0f} % "
-        "of the problems here, so it has memorised them; try more demonstrations, or another config.seed."
+        "of the problems here, so it has probably memorised them; try more demonstrations, or another config.seed."
     )
 
 

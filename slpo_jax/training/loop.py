@@ -79,18 +79,16 @@ def _hold_sigterm() -> None:
 
 
 def _let_sigterm_come() -> None:
+    """Let SIGTERM come as before the fork."""
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
-def _obey_from_now_on() -> None:
-    _obey()
-    _let_sigterm_come()
-
-
+# In a child, hooks run in this order.
+os.register_at_fork(after_in_child=_obey)
 os.register_at_fork(
     before=_hold_sigterm,
     after_in_parent=_let_sigterm_come,
-    after_in_child=_obey_from_now_on,
+    after_in_child=_let_sigterm_come,
 )
 
 
