@@ -299,6 +299,7 @@ def test_completions_are_chats_where_prompts_are():
     ]
 
 
+@pytest.mark.nightly
 def test_trl_s_own_rewards_say_what_they_say_in_trl():
     rewards = pytest.importorskip("trl.rewards")
     pytest.importorskip("math_verify")

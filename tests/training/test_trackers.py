@@ -111,6 +111,7 @@ def test_an_evaluation_is_reported_once_and_again_when_it_changes(tmp_path, memo
     ]
 
 
+@pytest.mark.nightly
 def test_mlflow_goes_on_with_one_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
@@ -137,6 +138,7 @@ def test_mlflow_goes_on_with_one_run(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.nightly
 def test_trackio_goes_on_with_one_run(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "TRACKIO_DIR", str(tmp_path / "trackio")
