@@ -37,7 +37,6 @@ OWN_MODULES = re.compile(
 # What a code line of each folder may hold, in nodes of the syntax tree. Lower a number when its folder gets below it.
 DENSITY = {
     "data": 5.64,
-    "evaluation": 5.76,
     "rewards": 5.64,
     "training": 5.61,
     "training/recipes": 5.6,

@@ -23,7 +23,8 @@ def percent(figures: Figures, key: str) -> str:
 
 
 def _points(share: float, sign: str = "") -> str:
-    return f"{100 * share:{sign}.1f}"
+    points = 100 * share
+    return f"{points:{sign}.1f}"
 
 
 def format_figure(figures: Figures, key: str) -> str:
@@ -40,7 +41,8 @@ def format_figure(figures: Figures, key: str) -> str:
         return text
     if key in figures.get("intervals", {}):
         return text
-    return f"{text} ({_points(over_seeds)})"
+    error = _points(over_seeds)
+    return f"{text} ({error})"
 
 
 def _format_count(figures: Figures, key: str) -> str:

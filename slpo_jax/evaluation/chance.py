@@ -33,7 +33,9 @@ def count_candidates(question: str, reference: str) -> int:
     first, second = either.groups()
     has_first = first.lower() in words
     has_second = second.lower() in words
-    return 2 if has_first != has_second else 0
+    if has_first == has_second:
+        return 0
+    return 2
 
 
 def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
@@ -48,9 +50,11 @@ def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
         get right, k being 8 or the largest; and both in a sentence.
     """
     ks = pass_ks(most_k(records))
-    k = ks[-1] if ks else 0
+    k = 0
     if 8 in ks:
         k = 8
+    elif ks:
+        k = ks[-1]
 
     # Guess the answers that most references are.
     references = records.references
@@ -63,7 +67,10 @@ def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
         spellings.setdefault(answer, text)
     ((commonest, count),) = answers.most_common(1)
     acc = count / total
-    acc_of_k = sum(count for _, count in answers.most_common(k)) / total
+    solved = 0
+    for _, times in answers.most_common(k):
+        solved += times
+    acc_of_k = solved / total
     shown = spellings[commonest]
     if len(shown) > _LONGEST:
         shown = shown[: _LONGEST - 3] + "..."
@@ -76,13 +83,15 @@ def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
         counts.append(count_candidates(question, reference))
     offered = np.array(counts)
     if offered.size and offered.all():
-        share = float(np.mean(1 / offered))
+        right = 1 / offered
+        share = float(np.mean(right))
         if share >= acc:
             acc = share
-            wrong = 1 - 1 / offered
+            wrong = 1 - right
             all_wrong = wrong**k
             acc_of_k = float(np.mean(1 - all_wrong))
-            numbers = "/".join(map(str, np.unique(offered)))
+            different = np.unique(offered)
+            numbers = "/".join(map(str, different))
             guess = f"one of the {numbers} candidates"
             guesses = f"one of {k} such guesses"
 

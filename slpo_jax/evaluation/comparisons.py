@@ -10,10 +10,15 @@ import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords, Evals
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Rows, baselines_of
-from slpo_jax.evaluation.statistics import COUNTS, problem_values
+from slpo_jax.evaluation.statistics import COUNTS, Values, problem_values
 
 AVERAGE = "average"
 """Stands for the mean of the sets, where an entry names its set."""
+
+Entry = dict[str, Any]
+"""A difference of two rows in a metric, as `compare_rows` returns it."""
+EntryDraws = tuple[Entry, np.ndarray]
+"""An entry, and the bootstrap draws [n_boot] of its interval."""
 
 
 def bootstrap_draws(
@@ -51,14 +56,16 @@ def bootstrap_draws(
     for start in range(0, n_boot, chunk):
         end = min(start + chunk, n_boot)
         size = end - start
-        # How often each problem is drawn.
+        # How often each problem is drawn: draws are counted at once, each with n numbers of its own.
         picks = problem_rng.integers(n, size=(size, n))
-        picks += n * np.arange(size)[:, None]
+        first_numbers = n * np.arange(size)
+        picks += first_numbers[:, None]
         counts = np.bincount(picks.ravel(), minlength=size * n)
         counts = counts.reshape(size, n)
 
         # The runs' means, and their mean.
-        means = counts @ flat / n
+        sums = counts @ flat
+        means = sums / n
         means = means.reshape(size, runs, q)
         weights = run_weights[start:end]
         out[start:end] = np.einsum("br,brq->bq", weights, means)
@@ -67,14 +74,13 @@ def bootstrap_draws(
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
     """Return the 95 % percentile interval of draws [n_boot]."""
-    ends = [(1 - 0.95) / 2, (1 + 0.95) / 2]
+    level = 0.95
+    ends = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.quantile(draws, ends)
     return float(low), float(high)
 
 
-def compare_rows(
-    runs: Sequence[Evals], rows: Rows
-) -> tuple[list[dict[str, Any]], list[str]]:
+def compare_rows(runs: Sequence[Evals], rows: Rows) -> tuple[list[Entry], list[str]]:
     """Compare each row, the last first, with its baselines, paired, on every set and on the mean of several.
 
     Args:
@@ -86,12 +92,13 @@ def compare_rows(
         intervals, and notes on pairs that can't be compared.
     """
     # Each problem's value of each metric, by run, row and set.
-    values: list[dict[str, dict[str, dict[str, np.ndarray]]]] = []
+    values = []
     for run in runs:
         of_run = {row: _values_of_sets(sets) for row, sets in run.items()}
         values.append(of_run)
+    first_run = runs[0]
     names: dict[str, None] = {}  # of the sets, in order
-    for sets in runs[0].values():
+    for sets in first_run.values():
         names |= dict.fromkeys(sets)
 
     entries = []
@@ -99,14 +106,14 @@ def compare_rows(
     for last in reversed(rows.values()):
         a = last.name
         for b, members in baselines_of(last, rows).items():
-            over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
+            over_sets: dict[str, list[EntryDraws]] = {}  # by metric
             for stream, name in enumerate(names):
                 # The row, and those of the others that were evaluated on this set.
                 others = []
                 for other in members:
-                    if name in runs[0].get(other, {}):
+                    if name in first_run.get(other, {}):
                         others.append(other)
-                if not others or name not in runs[0].get(a, {}):
+                if not others or name not in first_run.get(a, {}):
                     continue
                 compared = (a, *others)
                 if not _have_same_problems(runs, compared, name):
@@ -114,10 +121,13 @@ def compare_rows(
                         f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again."
                     )
                     continue
+
+                # An entry for each metric.
                 of_set = []
-                for valued in values:
-                    of_set.append({row: valued[row][name] for row in compared})
-                records = runs[0][a][name]
+                for of_run in values:
+                    of_rows = {row: of_run[row][name] for row in compared}
+                    of_set.append(of_rows)
+                records = first_run[a][name]
                 facts = {"set": name, "a": a, "b": b}
                 counts = {
                     "n": len(records.references),
@@ -136,9 +146,7 @@ def compare_rows(
     return entries, notes
 
 
-def _values_of_sets(
-    sets: Mapping[str, EvalRecords],
-) -> dict[str, dict[str, np.ndarray]]:
+def _values_of_sets(sets: Mapping[str, EvalRecords]) -> dict[str, Values]:
     return {name: problem_values(records) for name, records in sets.items()}
 
 
@@ -157,8 +165,8 @@ def _have_same_problems(
 
 
 def _differences(
-    values: list[dict[str, dict[str, np.ndarray]]], b: str, stream: int
-) -> list[tuple[dict[str, Any], np.ndarray]]:
+    values: list[dict[str, Values]], b: str, stream: int
+) -> list[EntryDraws]:
     """Subtract the best of the other rows by mean from the first row, on one set.
 
     Args:
@@ -174,7 +182,8 @@ def _differences(
         is_comparable = b != BEST_FIXED or metric not in COUNTS
         rows_have_it = True
         for run in values:
-            rows_have_it &= all(metric in of_row for of_row in run.values())
+            for of_row in run.values():
+                rows_have_it &= metric in of_row
         if is_comparable and rows_have_it:
             metrics.append(metric)
 
@@ -184,11 +193,15 @@ def _differences(
     for metric in metrics:
 
         def mean_of(row: str, metric: str = metric) -> np.floating:
-            return np.mean([run[row][metric] for run in values])
+            of_runs = [run[row][metric] for run in values]
+            return np.mean(of_runs)
 
         other = max(others, key=mean_of)
         best[metric] = other
-        differences_R = [run[first][metric] - run[other][metric] for run in values]
+        differences_R = []
+        for run in values:
+            difference_N = run[first][metric] - run[other][metric]
+            differences_R.append(difference_N)
         differences_Q.append(np.stack(differences_R))
     differences_RNQ = np.stack(differences_Q, axis=-1)
     draws = bootstrap_draws(differences_RNQ, stream=stream)
@@ -197,7 +210,8 @@ def _differences(
     entries = []
     for q, metric in enumerate(metrics):
         of_metric = draws[:, q]
-        per_run = differences_RNQ[:, :, q].mean(axis=1)
+        differences_RN = differences_RNQ[:, :, q]
+        per_run = differences_RN.mean(axis=1)
         entry = _entry(of_metric, per_run, metric)
         entry["b_row"] = best[metric]
         entries.append((entry, of_metric))
@@ -208,7 +222,7 @@ def _entry(
     draws: np.ndarray,
     per_run: np.ndarray,
     metric: str,
-) -> dict[str, Any]:
+) -> Entry:
     low, high = interval(draws)
     return {
         "metric": metric,
@@ -220,10 +234,10 @@ def _entry(
     }
 
 
-def _average(parts: list[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
+def _average(parts: list[EntryDraws]) -> Entry:
     """Average one metric's difference over sets: sets are fixed, their problems (and the runs) resampled."""
-    draws_of_sets: list[np.ndarray] = []
-    per_run_of_sets: list[list[float]] = []
+    draws_of_sets = []
+    per_run_of_sets = []
     rows: dict[str, None] = {}
     n = 0
     for entry, draws in parts:
@@ -232,12 +246,10 @@ def _average(parts: list[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
         rows[entry["b_row"]] = None
         n += entry["n"]
     first, _ = parts[0]
+    mean_draws = np.mean(draws_of_sets, axis=0)
+    mean_per_run = np.mean(per_run_of_sets, axis=0)
     average = dict(first)
-    average |= _entry(
-        np.mean(draws_of_sets, axis=0),
-        np.mean(per_run_of_sets, axis=0),
-        first["metric"],
-    )
+    average |= _entry(mean_draws, mean_per_run, first["metric"])
     average["set"] = AVERAGE
     average["n"] = n
     average["b_row"] = "/".join(rows)

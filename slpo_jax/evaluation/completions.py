@@ -33,11 +33,14 @@ def accuracy(
     """Return the share of problems (one completion each, from the first on) whose completion is right."""
     count = len(completions["tokens"])
     readings = [_read(reward, completions, row) for row in range(count)]
-    return float(np.mean(reward.right(readings, problems.problems[:count])))
+    right = reward.right(readings, problems.problems[:count])
+    return float(np.mean(right))
 
 
 def _read(reward: Reward, completions: Completions, row: int) -> Reading:
-    return reward.read(completions["tokens"][row], completions["latent_steps"][row])
+    tokens = completions["tokens"][row]
+    steps = completions["latent_steps"][row]
+    return reward.read(tokens, steps)
 
 
 def scale_scores(completions: Completions, samples: int) -> Completions:
@@ -53,8 +56,10 @@ def scale_scores(completions: Completions, samples: int) -> Completions:
         if SCORERS[name].log:
             scores_PM = scores.reshape(-1, samples)
             largest_P1 = scores_PM.max(axis=1, keepdims=True)
-            scores = np.exp(scores_PM - largest_P1).reshape(-1)
-        wrong = scores[~(np.isfinite(scores) & (scores >= 0))].tolist()
+            shares_PM = np.exp(scores_PM - largest_P1)
+            scores = shares_PM.reshape(-1)
+        is_weight = np.isfinite(scores) & (scores >= 0)
+        wrong = scores[~is_weight].tolist()
         if wrong:
             raise UserError(
                 f"config.evaluate.scorers: {name} gives {wrong[0]}; return a finite number of 0 or more each"
@@ -80,15 +85,18 @@ def record_rows(
         sampled: by dropout seed, `samples` rollouts a problem.
         searched: by dropout seed, one of each problem.
     """
-    sampled = {seed: scale_scores(values, samples) for seed, values in sampled.items()}
+    scaled: dict[int, Completions] = {}
+    for seed, rollouts in sampled.items():
+        scaled[seed] = scale_scores(rollouts, samples)
     searched = searched or {}
 
     def samples_of(index: int) -> list[tuple[int, Completions, int]]:
         """List a problem's samples: seed, the rollouts of that seed, and the row among them."""
         places = []
-        for seed, rollouts in sampled.items():
+        for seed, rollouts in scaled.items():
             for m in range(samples):
-                places.append((seed, rollouts, index * samples + m))
+                row = index * samples + m
+                places.append((seed, rollouts, row))
         return places
 
     def readings_of(index: int) -> list[Reading]:
@@ -163,9 +171,12 @@ def _sample(
         "cut": reading.cut,
         "correct": correct,
     }
-    scorers = [name for name in rollouts if name in SCORERS]
-    if scorers:
-        sample["scores"] = {name: float(rollouts[name][row]) for name in scorers}
+    scores = {}
+    for name, values in rollouts.items():
+        if name in SCORERS:
+            scores[name] = float(values[row])
+    if scores:
+        sample["scores"] = scores
     return sample
 
 
@@ -181,7 +192,8 @@ def _judge(
         groups = []
         readings = []
         asked = []
-        for index in range(start, min(start + _AT_ONCE, count)):
+        end = min(start + _AT_ONCE, count)
+        for index in range(start, end):
             group = readings_of(index)
             groups.append(group)
             readings += group
@@ -189,7 +201,8 @@ def _judge(
         # Their verdicts, handed back problem by problem.
         right = iter(reward.right(readings, asked))
         for group in groups:
-            yield group, list(itertools.islice(right, len(group)))
+            verdicts = itertools.islice(right, len(group))
+            yield group, list(verdicts)
 
 
 def in_words(
@@ -200,7 +213,10 @@ def in_words(
     if remainder:
         return None
     reading = reward.read(words_SL[thought - 1])
-    return reading.text.strip() + (" ..." if reading.cut else "")
+    text = reading.text.strip()
+    if reading.cut:
+        text += " ..."
+    return text
 
 
 def thought_rows(
@@ -223,23 +239,17 @@ def thought_rows(
         for t in range(steps):
             latent: dict[str, Any] = {"stop": None, "nearest": []}
             if gated:
-                latent["stop"] = round(float(probed["stop"][index, t]), 4)
+                stop = float(probed["stop"][index, t])
+                latent["stop"] = round(stop, 4)
             tokens = probed["nearest_token"][index, t]
             probabilities = probed["nearest_probability"][index, t]
             for token, p in zip(tokens, probabilities, strict=True):
-                latent["nearest"].append(
-                    [
-                        texts[token],
-                        round(float(p), 4),
-                    ]
-                )
+                text = texts[token]
+                probability = float(p)
+                latent["nearest"].append([text, round(probability, 4)])
             if reads:
-                latent["words"] = in_words(
-                    reward,
-                    probed["words"][index],
-                    t,
-                    reads,
-                )
+                words_SL = probed["words"][index]
+                latent["words"] = in_words(reward, words_SL, t, reads)
             latents.append(latent)
-        text = _read(reward, probed, index).text
-        yield {"text": text, "latents": latents}
+        reading = _read(reward, probed, index)
+        yield {"text": reading.text, "latents": latents}

@@ -78,6 +78,8 @@ def scalars() -> dict[str, str]:
 
 Curves = dict[str, dict[str, dict[str, Any]]]
 """row -> set -> lists by name."""
+TrainingCurves = dict[str, dict[str, list[list[float]]]]
+"""stage -> scalar -> [steps, values]."""
 
 
 def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
@@ -86,15 +88,18 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
     Returns:
         k, value and se, of equal length: the standard error over problems, None of one problem; {} without samples.
     """
-    seeds, _, per_seed = records.sample_correct.shape
-    if not records.sample_correct.size:
+    correct_SNM = records.sample_correct
+    seeds, _, per_seed = correct_SNM.shape
+    if not correct_SNM.size:
         return {}
-    n_right = records.sample_correct.sum(axis=(0, 2))
-    ks = list(range(1, most_k(records) + 1))
+    n = seeds * per_seed
+    n_right = correct_SNM.sum(axis=(0, 2))
+    most = most_k(records)
+    ks = list(range(1, most + 1))
     values = []
     errors = []
     for k in ks:
-        solved = solved_share(seeds * per_seed, n_right, k)
+        solved = solved_share(n, n_right, k)
         values.append(float(solved.mean()))
         errors.append(mean_se(solved))
     return {"k": ks, "value": values, "se": errors}
@@ -112,7 +117,8 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
 
     curves = {}
     for label, records in evaluated.items():
-        if curve := pass_curve(records):
+        curve = pass_curve(records)
+        if curve:
             curves[label] = curve
     if not curves:
         return None
@@ -122,24 +128,21 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
     axis = figure.subplots()
     for place, (label, curve) in enumerate(curves.items()):
         mean = 100 * np.array(curve["value"])
-        se = 100 * np.array([error or 0.0 for error in curve["se"]])
+        errors = [error or 0.0 for error in curve["se"]]  # of one problem there is none
+        se = 100 * np.array(errors)
         colour = _COLOURS[place % len(_COLOURS)]
+        marker = _MARKERS[place % len(_MARKERS)]
+        marked = [k - 1 for k in powers_of_two(len(mean))]
         axis.plot(
             curve["k"],
             mean,
-            marker=_MARKERS[place % len(_MARKERS)],
+            marker=marker,
             color=colour,
             label=label,
-            markevery=[k - 1 for k in powers_of_two(len(mean))],
+            markevery=marked,
         )
-        low, high = np.clip(
-            [
-                mean - se,
-                mean + se,
-            ],
-            0,
-            100,
-        )
+        ends = [mean - se, mean + se]
+        low, high = np.clip(ends, 0, 100)
         axis.fill_between(
             curve["k"],
             low,
@@ -150,7 +153,8 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
         )
 
     # k doubles from tick to tick.
-    ticks = powers_of_two(max(len(curve["k"]) for curve in curves.values()))
+    most = max(len(curve["k"]) for curve in curves.values())
+    ticks = powers_of_two(most)
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
     axis.set(xlabel="k (rollouts)", ylabel="Pass@k (%)")
@@ -167,9 +171,13 @@ def pass_curves(runs: Sequence[Evals]) -> Curves:
     for row, sets in runs[0].items():
         curves[row] = {}
         for name in sets:
-            curve = _average_curves([pass_curve(run[row][name]) for run in runs])
-            if curve:
-                curves[row][name] = curve
+            of_runs = []
+            for run in runs:
+                records = run[row][name]
+                of_runs.append(pass_curve(records))
+            average = _average_curves(of_runs)
+            if average:
+                curves[row][name] = average
     return curves
 
 
@@ -179,8 +187,13 @@ def _average_curves(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return curves[0]
     if not all(curves):
         return {}
-    ks = min((curve["k"] for curve in curves), key=len)
-    values_RK = np.array([curve["value"][: len(ks)] for curve in curves])
+    ks_of_runs = [curve["k"] for curve in curves]
+    ks = min(ks_of_runs, key=len)
+    values = []
+    for curve in curves:
+        of_run = curve["value"]
+        values.append(of_run[: len(ks)])
+    values_RK = np.array(values)
     errors = [mean_se(values_R) for values_R in values_RK.T]
     return {
         "k": ks,
@@ -195,9 +208,12 @@ def stop_times(runs: Sequence[Evals]) -> Curves:
     for row, sets in runs[0].items():
         times[row] = {}
         for name in sets:
-            records = [run[row][name] for run in runs]
-            greedy = [each.latent_steps for each in records]
-            sampled = [each.sample_latent_steps for each in records]
+            greedy = []
+            sampled = []
+            for run in runs:
+                records = run[row][name]
+                greedy.append(records.latent_steps)
+                sampled.append(records.sample_latent_steps)
             times[row][name] = {"greedy": _count_lengths(greedy)}
             if all(lengths.size for lengths in sampled):
                 times[row][name]["noisy"] = _count_lengths(sampled)
@@ -209,9 +225,7 @@ def _count_lengths(parts: Sequence[np.ndarray]) -> list[int]:
     return np.bincount(lengths).tolist()
 
 
-def training_curves(
-    metrics: Sequence[Mapping[str, Any]],
-) -> dict[str, dict[str, list[list[float]]]]:
+def training_curves(metrics: Sequence[Mapping[str, Any]]) -> TrainingCurves:
     """Make curves of what was logged.
 
     Args:
@@ -222,19 +236,13 @@ def training_curves(
         those of a step were logged.
     """
     # A curve for each stage and scalar.
-    series: dict[str, dict[str, list[list[float]]]] = {}
+    series: TrainingCurves = {}
     for row in metrics:
         stage = series.setdefault(str(row["stage"]), {})
         for scalar, value in row.items():
             is_number = isinstance(value, (int, float)) and np.isfinite(value)
             if is_number and scalar not in ("stage", "step"):
-                steps, values = stage.setdefault(
-                    scalar,
-                    [
-                        [],
-                        [],
-                    ],
-                )
+                steps, values = stage.setdefault(scalar, [[], []])
                 steps.append(row["step"])
                 values.append(value)
 
@@ -243,13 +251,13 @@ def training_curves(
         if "seconds" in stage:
             steps, seconds_a_step = stage["seconds"]
             # The first line is of as many steps as the second: a stage need not begin at step 0.
+            first = steps[0]
             second = steps[min(1, len(steps) - 1)]
-            n_steps = np.diff(steps, prepend=2 * steps[0] - second)
+            start = 2 * first - second
+            n_steps = np.diff(steps, prepend=start)
             elapsed = np.cumsum(n_steps * seconds_a_step)
-            stage["elapsed"] = [
-                steps,
-                elapsed.round(3).tolist(),
-            ]
+            rounded = elapsed.round(3).tolist()
+            stage["elapsed"] = [steps, rounded]
     return {stage: scalars for stage, scalars in series.items() if scalars}
 
 
@@ -270,7 +278,8 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
         try:
             row = json.loads(line)
             key = str(row["stage"]), int(row["step"])
-            rows.setdefault(key, {}).update(row)
+            merged = rows.setdefault(key, {})
+            merged.update(row)
         except (ValueError, TypeError, KeyError):
             torn += 1
     notes = []
@@ -279,4 +288,5 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
         if rows:
             fate = "left out of the figures"
         notes.append(f"{path.name}: {torn} unreadable line(s) {fate}.")
-    return sorted(rows.values(), key=lambda row: row["step"]), notes
+    in_order = sorted(rows.values(), key=lambda row: row["step"])
+    return in_order, notes

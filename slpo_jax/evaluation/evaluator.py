@@ -136,13 +136,16 @@ def classes(
     Returns:
         int arrays, the indices of each class's items; only the last may have a part of a batch.
     """
+    count = len(lengths_I)
     ends = np.searchsorted(lengths_I, slots, side="right")
     # What is left over in the longest prompts' own bucket stays with them.
     cuts = []
     for end in ends:
-        if end < len(lengths_I):
-            cuts.append(end // together * together)
-    return [part for part in np.split(np.arange(len(lengths_I)), cuts) if len(part)]
+        if end < count:
+            whole_batches = end // together
+            cuts.append(whole_batches * together)
+    parts = np.split(np.arange(count), cuts)
+    return [part for part in parts if len(part)]
 
 
 def shard(
@@ -155,12 +158,19 @@ def shard(
     Returns:
         int [shards, rows], and bool, whether it is not there only to fill up.
     """
-    count = -(-len(items) // (rows * devices)) * devices
+    batches = -(-len(items) // (rows * devices))  # rounded up
+    count = batches * devices
     shard_H = np.arange(count)[:, None]
     row_R = np.arange(rows)
     # To and fro: who gets the longest of one round gets the shortest of the next.
-    items_HR = count * row_R + np.where(row_R % 2, count - 1 - shard_H, shard_H)
-    return items[np.minimum(items_HR, len(items) - 1)], items_HR < len(items)
+    backwards_H = count - 1 - shard_H
+    place_HR = np.where(row_R % 2, backwards_H, shard_H)
+    items_HR = count * row_R + place_HR
+
+    # The last item fills up what is left.
+    real_HR = items_HR < len(items)
+    filled_HR = np.minimum(items_HR, len(items) - 1)
+    return items[filled_HR], real_HR
 
 
 class Evaluator:
@@ -206,10 +216,12 @@ class Evaluator:
         thinks: bool = True,
     ) -> Callable:
         """Make (params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions`."""
-        policy = (self.policy if noisy else self.policy.without_noise()).with_config(
-            stopping=stopping
-        )
-        policy = policy if thinks else policy.with_config(max_latents=0)
+        policy = self.policy
+        if not noisy:
+            policy = policy.without_noise()
+        policy = policy.with_config(stopping=stopping)
+        if not thinks:
+            policy = policy.with_config(max_latents=0)
 
         def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
             if searched:
@@ -223,9 +235,8 @@ class Evaluator:
             if out.said is not None:
                 values["written_steps"] = out.lengths
             if keep_latents:
-                values["latents"] = policy.latent_policy.feed(
-                    params, out.actions
-                ).astype(jnp.float32)
+                latents = policy.latent_policy.feed(params, out.actions)
+                values["latents"] = latents.astype(jnp.float32)
             if probed:
                 probes = probe(
                     policy,
@@ -239,25 +250,15 @@ class Evaluator:
                 values["nearest_probability"] = nearest_probability
                 values["nearest_token"] = nearest_token
             if reads:
-                values["words"] = explain(
-                    policy,
-                    params,
-                    policy.latent_policy.feed(params, out.actions),
-                    reads,
-                )
-            for name in self.scorers if noisy else ():
-                values[name] = score_rollouts(
-                    name,
-                    policy,
-                    params,
-                    prompts,
-                    out,
-                )
+                latents = policy.latent_policy.feed(params, out.actions)
+                values["words"] = explain(policy, params, latents, reads)
+            if noisy:
+                for name in self.scorers:
+                    values[name] = score_rollouts(name, policy, params, prompts, out)
             return values
 
-        return over_rows(
-            local, self.mesh, (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS)
-        )
+        specs = (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS)
+        return over_rows(local, self.mesh, specs)
 
     def batches(
         self, problems: EncodedProblems, count: int, samples: int
@@ -277,14 +278,17 @@ class Evaluator:
         for n in range(2, samples + 1):
             if samples % n == 0 and n * devices <= self.batch_size:
                 copies = n
+        items_each = samples // copies  # of a problem
         # The rows of a device are prompts, and fewer where the problems are few.
         rows = max(self.batch_size // (copies * devices), 1)
-        while rows > 1 and rows * devices >= 4 * count * (samples // copies):
+        while rows > 1 and rows * devices >= 4 * count * items_each:
             rows //= 2
 
         # A problem's samples may be several items, of `copies` rollouts.
-        index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // copies)
-        offset_I = np.tile(np.arange(0, samples, copies), count)
+        by_length = np.argsort(lengths, kind="stable")
+        index_I = np.repeat(by_length, items_each)
+        offsets = np.arange(0, samples, copies)
+        offset_I = np.tile(offsets, count)
         for items in classes(lengths[index_I], slots, rows * devices):
             # All batches of a class have the width of its longest prompt's bucket.
             longest = lengths[index_I[items[-1]]]
@@ -293,7 +297,8 @@ class Evaluator:
             index_SR = index_I[shards]
             # Of what fills a batch up, one token.
             lengths_SR = np.where(real_SR, lengths[index_SR], 1)
-            packed_slots = end_to_end(int(lengths_SR.sum(axis=1).max()), rows, width)
+            longest_shard = int(lengths_SR.sum(axis=1).max())
+            packed_slots = end_to_end(longest_shard, rows, width)
             # A batch has a shard for each device.
             for first in range(0, len(shards), devices):
                 batch = slice(first, first + devices)
@@ -302,19 +307,29 @@ class Evaluator:
                 real_B = real_SR[batch].reshape(-1)
                 prompts = []
                 for i, length in zip(index_B, lengths_B, strict=True):
-                    prompts.append(problems.prompts[i][-length:])
-                tokens, valid = pad_prompts(prompts, (width,), problems.template.pad_id)
-                sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(copies)
+                    prompt = problems.prompts[i]
+                    prompts.append(prompt[-length:])
+                pad_id = problems.template.pad_id
+                tokens, valid = pad_prompts(prompts, (width,), pad_id)
+                # The rollouts of a prompt stand together.
+                index_N = np.repeat(index_B, copies)
+                real_N = np.repeat(real_B, copies)
+                offset_B = offset_I[shards[batch]].reshape(-1)
+                sample_BE = offset_B[:, None] + np.arange(copies)
+                sample_N = sample_BE.reshape(-1)
                 yield RolloutBatch(
                     Prompts(tokens, valid, packed_slots),
-                    np.repeat(index_B, copies).astype(np.int32),
-                    sample_BE.reshape(-1).astype(np.int32),
-                    np.repeat(real_B, copies),
+                    index_N.astype(np.int32),
+                    sample_N.astype(np.int32),
+                    real_N,
                 )
 
     def _noise_key(self, seed: int | None, name: str) -> jax.Array:
         key = noise.stream_key(self.key, "evaluate", seed or 0)
-        return jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
+        if not name:
+            return key
+        checksum = zlib.crc32(name.encode())
+        return jax.random.fold_in(key, checksum)
 
     def run(
         self,
@@ -369,9 +384,12 @@ class Evaluator:
         # Only batches with a rollout that is not known yet are begun.
         def begin_batches() -> Iterator[tuple[int, np.ndarray, np.ndarray, Any]]:
             for number, batch in enumerate(self.batches(problems, count, samples)):
-                rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-                is_finished = bool(is_known[rows_N[batch.real_N]].all())
-                if not hosts.all_processes_agree(is_finished, cache and cache.folder):
+                index_N = batch.index_N.astype(np.int64)
+                rows_N = index_N * samples + batch.sample_N
+                known = is_known[rows_N[batch.real_N]]
+                is_finished = bool(known.all())
+                folder = cache and cache.folder
+                if not hosts.all_processes_agree(is_finished, folder):
                     out = program(params, *self._arguments(batch, key, rules))
                     yield number, rows_N, batch.real_N, out
 
@@ -396,7 +414,8 @@ class Evaluator:
         rows = shard_rows(
             (batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh
         )
-        return *rows, key, shard_rows(rules[batch.index_N], self.mesh)
+        rule_N = rules[batch.index_N]
+        return *rows, key, shard_rows(rule_N, self.mesh)
 
     def milliseconds(
         self,
@@ -425,24 +444,30 @@ class Evaluator:
             thinks,
         )
         batch = next(self.batches(problems, count, 1))
-        arguments = self._arguments(batch, self._noise_key(None, ""), rules)
+        key = self._noise_key(None, "")
+        arguments = self._arguments(batch, key, rules)
         seconds = list[float]()
         for _ in range(1 + _TIMED):
             start = time.perf_counter()
             jax.block_until_ready(program(params, *arguments))
-            seconds.append(time.perf_counter() - start)
+            elapsed = time.perf_counter() - start
+            seconds.append(elapsed)
+        fastest = min(seconds[1:])
         answers = int(batch.real_N.sum())
-        return 1000 * min(seconds[1:]) / answers, answers
+        return 1000 * fastest / answers, answers
 
 
 def _rules_of(
     stopping: Stopping, rule: float | int | Sequence[int], count: int
 ) -> tuple[np.ndarray, bool]:
     """Return the rule of each of so many problems, and whether any of them is thought about."""
-    dtype = np.float32 if stopping == "threshold" else np.int32
-    rules = np.broadcast_to(np.asarray(rule, dtype), count)
+    by_threshold = stopping == "threshold"
+    dtype = np.float32 if by_threshold else np.int32
+    given = np.asarray(rule, dtype)
+    rules = np.broadcast_to(given, count)
     # A thought of no latents may end with a marker all the same.
-    return rules, stopping == "threshold" or bool(rules.any())
+    thinks = by_threshold or bool(rules.any())
+    return rules, thinks
 
 
 def _prefetch_one(items: Iterable[T]) -> Iterator[T]:

@@ -15,6 +15,7 @@ from slpo_jax.evaluation.report_rows import BEST_FIXED, BEST_FIXED_LABEL
 from slpo_jax.stages import CONTROL, IMITATE
 
 _K = 8  # of the Pass@k that the table has, where there is one
+_NONE = "–"  # the cell of what a row does not have
 _CAPTION = (
     "Differences from the control are paired by problem, in points, with their 95 % interval; "
     "▲ and ▼ where it excludes 0."
@@ -37,7 +38,9 @@ def make_headline(report: Report) -> dict[str, Any]:
         caption; and warnings, sentences on what leaves no room for a difference.
     """
     figures_of = _figures_of(report)
-    place = AVERAGE if report[AVERAGE] else next(iter(_sets(report)))
+    place = AVERAGE
+    if not report[AVERAGE]:
+        place, *_ = _sets(report)
     metrics = ["acc", *_chosen_pass_at_k(figures_of)]
 
     # A row's label, its figures, its control's label, and the differences from that.
@@ -48,28 +51,36 @@ def make_headline(report: Report) -> dict[str, Any]:
         control = choose_control(report, name, differences)
         cells = [label_of(report, name)]
         for metric in metrics:
-            share = figures.get(metric)
-            cells.append("–" if share is None else percent(figures, metric))
+            cell = _NONE
+            if figures.get(metric) is not None:
+                cell = percent(figures, metric)
+            cells.append(cell)
         cells.append(format_figure(figures, "sequential_steps"))
-        cells.append(label_of(report, control) if control else "–")
+        control_label = _NONE
+        if control:
+            control_label = label_of(report, control)
+            caption = _CAPTION
+        cells.append(control_label)
         from_control = differences.get(control, {})
         for metric in metrics:
+            cell = _NONE
             entry = from_control.get(metric)
-            cells.append(format_difference(entry) if entry else "–")
+            if entry:
+                cell = format_difference(entry)
+            cells.append(cell)
         row = {
             "row": name,
             "control": control,
             "cells": cells,
         }
         rows.append(row)
-        if control:
-            caption = _CAPTION
 
     titles = [_title(metric) for metric in metrics]
     minus = [f"{title} − control" for title in titles]
+    columns = ["row", *titles, "steps", "control", *minus]
     return {
         "title": _headline_title(report, place, figures_of.values()),
-        "columns": ["row", *titles, "steps", "control", *minus],
+        "columns": columns,
         "rows": rows,
         "caption": caption,
         "warnings": find_warnings(report, figures_of),
@@ -99,12 +110,15 @@ def _figures_of(report: Report) -> dict[str, Figures]:
 def _headline_title(report: Report, place: str, figures: Iterable[Figures]) -> str:
     """Say which set the table is of, and how many problems and training runs."""
     counts = sorted({row["n"] for row in figures})
-    n = f"{counts[0]:,}"
+    fewest = counts[0]
+    most = counts[-1]
+    n = f"{fewest:,}"
     if len(counts) > 1:
-        n += f" to {counts[-1]:,}"
+        n += f" to {most:,}"
     where = place
     if place == AVERAGE:
-        where = f"mean of {len(_sets(report))} sets"
+        sets = _sets(report)
+        where = f"mean of {len(sets)} sets"
     runs = report.get("runs", ())
     if len(runs) > 1:
         return f"{where} ({n} problems, {len(runs)} training runs)"
@@ -118,11 +132,12 @@ def _chosen_pass_at_k(figures_of: Mapping[str, Figures]) -> list[str]:
         for key in figures:
             match = re.fullmatch(r"pass@(\d+)", key)
             if match:
-                ks.add(int(match[1]))
+                k = int(match[1])
+                ks.add(k)
     if not ks:
         return []
-    k = _K if _K in ks else max(ks)
-    return [f"pass@{k}"]
+    chosen = _K if _K in ks else max(ks)
+    return [f"pass@{chosen}"]
 
 
 def _differences(
@@ -147,18 +162,27 @@ def choose_control(
     Of equally hard ones that is SFT with as many steps more. Where no row without rewards is compared, the control is
     the row where training started, or else the first one; None where nothing is compared.
     """
-    compared = [other for other, entries in differences.items() if "acc" in entries]
-    unrewarded = [other for other in compared if _has_no_reward(report, other)]
+    compared = []
+    unrewarded = []
+    for other, entries in differences.items():
+        if "acc" in entries:
+            compared.append(other)
+            if _has_no_reward(report, other):
+                unrewarded.append(other)
     if unrewarded:
 
         def difficulty(other: str) -> tuple[float, bool]:
-            return differences[other]["acc"]["difference"], other != CONTROL
+            difference = differences[other]["acc"]["difference"]
+            return difference, other != CONTROL
 
         return min(unrewarded, key=difficulty)
+
+    # No row without rewards: where training started, or else the first row.
     settings = report["rows"][name]["settings"]
-    start = settings.get("start", {}).get("stage")
-    if start in compared:
-        return start
+    start = settings.get("start", {})
+    stage = start.get("stage")
+    if stage in compared:
+        return stage
     return next(iter(compared), None)
 
 
@@ -173,16 +197,17 @@ def _has_no_reward(report: Report, name: str) -> bool:
 def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str]:
     """Say which rows can't be good: imitation that has memorised, cut answers alone, rewards that are all the same."""
     warnings = []
+    logged = report.get("training", {})
     memorised = _find_memorised(report)
     if memorised:
         warnings.append(memorised)
     for name, figures in figures_of.items():
         reasons: list[str] = []
-        samples_cut = figures.get("sample_cut", 1)
+        samples_cut = figures.get("sample_cut", 1)  # there may be no samples
         if figures.get("cut") == 1 and samples_cut == 1:
             reasons.append("every answer was truncated")
         stage = report["rows"][name].get("stage")
-        training = report.get("training", {}).get(stage, {})
+        training = logged.get(stage, {})
         # An objective that learns from the references' likelihood needs no rewards.
         needs_rewards = "reference_log_likelihood" not in training
         if "mixed" in training and needs_rewards:
@@ -199,7 +224,8 @@ def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str
 def _find_memorised(report: Report) -> str:
     """Say that imitation is right where it was trained, and on no set half as often; nothing if that is not so."""
     sets = report["eval"].get(IMITATE, {})
-    training = report.get("training", {}).get(IMITATE, {})
+    logged = report.get("training", {})
+    training = logged.get(IMITATE, {})
     if not sets or "accuracy" not in training:
         return ""
     _, accuracies = training["accuracy"]
@@ -207,9 +233,12 @@ def _find_memorised(report: Report) -> str:
     best = max(figures["acc"] for figures in sets.values())
     if learned < _LEARNED or best >= learned / 2:
         return ""
+    label = label_of(report, IMITATE)
+    in_training = f"{100 * learned:.0f} %"
+    in_test = f"{100 * best:.0f} %"
     return (
-        f"{label_of(report, IMITATE)}: right on {100 * learned:.0f} % of its demonstrations, but on {100 * best:.0f} % "
-        "of the problems here, so it has probably memorised them; try more demonstrations, or another config.seed."
+        f"{label}: right on {in_training} of its demonstrations, but on {in_test} of the problems here, "
+        "so it has probably memorised them; try more demonstrations, or another config.seed."
     )
 
 
@@ -231,14 +260,17 @@ def headline_text(headline: Mapping[str, Any]) -> str:
     lines = [headline["columns"]]
     for row in headline["rows"]:
         lines.append(row["cells"])
-    columns = zip(*lines, strict=True)
-    first_width, *widths = [max(map(len, column)) for column in columns]
+    widths = []
+    for column in zip(*lines, strict=True):
+        lengths = [len(cell) for cell in column]
+        widths.append(max(lengths))
+    first_width, *figure_widths = widths
 
     # Names on the left, figures on the right.
     out = [headline["title"]]
     for name, *figures in lines:
         cells = [name.ljust(first_width)]
-        for figure, width in zip(figures, widths, strict=True):
+        for figure, width in zip(figures, figure_widths, strict=True):
             cells.append(figure.rjust(width))
         line = "  ".join(cells)
         out.append(line.rstrip())

@@ -71,12 +71,14 @@ class EvalRecords:
         return self.references == other.references
 
 
+Record = Mapping[str, Any]
+"""A problem's line of a records file, see `completions.record_rows`."""
 Evals = dict[str, dict[str, EvalRecords]]
 """row -> data set -> records, as `read_evals` returns them."""
 Pair = tuple[str, str]  # of a row and a data set
 
 
-def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_records(path: str | Path, rows: Iterable[Record]) -> None:
     """Write one JSON line a problem, atomically (temporary file, then rename).
 
     Args:
@@ -97,10 +99,11 @@ def read_records(path: str | Path) -> EvalRecords:
     """
     text = Path(path).read_text(encoding="utf-8")
     lines = text.rstrip("\n").split("\n")
-    return arrays_of([json.loads(line) for line in lines])
+    rows = [json.loads(line) for line in lines]
+    return arrays_of(rows)
 
 
-def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
+def arrays_of(rows: Sequence[Record]) -> EvalRecords:
     """Turn records, at least one, into arrays, see `completions.record_rows`: samples of one seed stand together.
 
     All have the same seeds and the same number of samples a seed; none at all is fine: S = M = 0.
@@ -108,20 +111,25 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
 
     # The fields of the greedy rollouts.
     def column(key: str, dtype: Any) -> np.ndarray:
-        return np.array([row[key] for row in rows], dtype=dtype)
+        values = [row[key] for row in rows]
+        return np.array(values, dtype=dtype)
 
-    answer_tokens: list[int] = []
-    written_steps: list[int] = []
-    searches: list[list[bool]] = []
+    token_counts = []
+    written_counts = []
+    searches = []
     for row in rows:
-        answer_tokens.append(len(row["completion_tokens"]))
-        written_steps.append(row.get("written_steps", 0))
+        tokens = row["completion_tokens"]
+        token_counts.append(len(tokens))
+        written_counts.append(row.get("written_steps", 0))
         searched = row.get("searched", ())
-        searches.append([search["correct"] for search in searched])
+        hits = [search["correct"] for search in searched]
+        searches.append(hits)
     latent_steps = column("latent_steps", np.int64)
+    written_steps = np.array(written_counts, np.int64)
+    answer_tokens = np.array(token_counts, np.int64)
     # A latent that is written down as a token counts once.
-    sequential_steps = latent_steps - np.array(written_steps, np.int64)
-    sequential_steps += np.array(answer_tokens, np.int64)
+    unwritten_steps = latent_steps - written_steps
+    sequential_steps = unwritten_steps + answer_tokens
 
     # The fields of the samples.
     seeds: dict[int, None] = {}
@@ -129,20 +137,27 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
     for sample in rows[0]["samples"]:
         seeds[sample["seed"]] = None
         scorers = sample.get("scores", ())
-    samples: list[Mapping[str, Any]] = []
+    samples: list[Record] = []
     for row in rows:
         samples.extend(row["samples"])
 
     def by_seed(values: list[Any], dtype: Any) -> np.ndarray:
+        # numpy finds out how many samples a seed has; without seeds it can't.
         per_seed = -1 if seeds else 0
         shape = (len(rows), len(seeds), per_seed)
-        values_NSM = np.array(values, dtype=dtype).reshape(shape)
+        flat = np.array(values, dtype=dtype)
+        values_NSM = flat.reshape(shape)
         return np.swapaxes(values_NSM, 0, 1)
 
     def sampled(key: str, dtype: Any) -> np.ndarray:
-        return by_seed([sample[key] for sample in samples], dtype)
+        values = [sample[key] for sample in samples]
+        return by_seed(values, dtype)
 
-    votes = [sample.get("vote") or sample["answer"] for sample in samples]
+    # A sample has a vote where its answer is another's in other words.
+    votes = []
+    for sample in samples:
+        vote = sample.get("vote") or sample["answer"]
+        votes.append(vote)
     sample_scores: dict[str, np.ndarray] = {}
     for name in scorers:
         scores = [sample["scores"][name] for sample in samples]
@@ -153,7 +168,7 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
         correct=column("correct", bool),
         latent_steps=latent_steps,
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
-        answer_tokens=np.array(answer_tokens, np.int64),
+        answer_tokens=answer_tokens,
         sequential_steps=sequential_steps,
         cut=column("cut", bool),
         seeds=np.array(list(seeds), np.int64),
@@ -189,7 +204,7 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         )
     # Sort out what is not whole, or was made by something else.
     left_out: dict[Pair, str] = {}
-    whole: dict[Pair, Mapping[str, Any]] = {}
+    whole: dict[Pair, Mapping[str, Any]] = {}  # facts of their manifests
     newest: dict[str, tuple[float, str]] = {}  # set -> time and digest of its problems
     for row, name in folder.list_evaluated():
         files = folder.set_files(name, row)
@@ -231,7 +246,12 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
             notes.append(
                 f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
             )
-    found = {row: sets for row, sets in evals.items() if sets}
+
+    # Rows that have any.
+    found: Evals = {}
+    for row, sets in evals.items():
+        if sets:
+            found[row] = sets
     return found, notes
 
 
@@ -261,9 +281,10 @@ class RolloutCache:
     def batches(self) -> list[Batch]:
         """Read the batches that are whole."""
         batches: list[Batch] = []
+        pattern = f"{self.name}.*.npz"
         facts = [self.evaluation, self.name]
         for path in entries(self.folder):
-            if not path.match(f"{self.name}.*.npz"):
+            if not path.match(pattern):
                 continue
             arrays = artifact.read_arrays(path, facts)
             if arrays is not None:
@@ -276,9 +297,9 @@ class RolloutCache:
         Args:
             number: of the batch; what had it before is replaced.
         """
-        path = self.folder / f"{self.name}.{number}.npz"
+        file_name = f"{self.name}.{number}.npz"
         facts = [self.evaluation, self.name]
-        artifact.write_arrays(path, facts, batch)
+        artifact.write_arrays(self.folder / file_name, facts, batch)
 
     def clear(self) -> None:
         """Remove the folder: its evaluation is written down elsewhere."""
@@ -288,11 +309,14 @@ class RolloutCache:
 
 def in_order(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Join batches of rollouts, rows by their `PLACES`, each once."""
+    # Where the first rollout of each place is.
     places = np.concatenate([batch[PLACES] for batch in batches])
     _, order = np.unique(places, return_index=True)
+
     arrays: dict[str, np.ndarray] = {}
     for name in batches[0]:
         if name != PLACES:
-            values = np.concatenate([batch[name] for batch in batches])
+            parts = [batch[name] for batch in batches]
+            values = np.concatenate(parts)
             arrays[name] = values[order]
     return arrays

@@ -15,7 +15,7 @@ from typing import Any
 from slpo_jax.evaluation.cells import format_figure
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.curves import SHARED, scalars
-from slpo_jax.evaluation.records import EvalRecords, Evals
+from slpo_jax.evaluation.records import EvalRecords, Evals, Pair
 from slpo_jax.evaluation.report_rows import BEST_FIXED
 from slpo_jax.evaluation.statistics import explain_figure
 from slpo_jax.io import artifact
@@ -38,7 +38,9 @@ _PAGE_BYTES = 100_000  # of the page's own style and scripts
 WRONG, RIGHT, CUT = range(3)
 """What an answer was; one that was cut has no end and is wrong."""
 
-Thoughts = dict[tuple[str, str], list[dict[str, Any]]]
+Outcome = tuple[str | None, int]
+"""An answer, and whether it is wrong, right or cut."""
+Thoughts = dict[Pair, list[dict[str, Any]]]
 """(row, set) -> what was seen of the first problems' thoughts."""
 
 
@@ -103,8 +105,11 @@ def _define_scalars(training: Mapping[str, Mapping[str, Any]]) -> dict[str, str]
     for curves in training.values():
         logged.update(curves)
     rewards = [name for name in logged if name.startswith("reward/")]
-    is_shared = logged <= {*SHARED, *rewards, "elapsed"}
-    meanings = dict(SHARED if is_shared else scalars())
+    shared = {*SHARED, *rewards, "elapsed"}
+    meanings = dict(SHARED)
+    # Methods that log more say what it means.
+    if not logged <= shared:
+        meanings = scalars()
     for name in rewards:
         meanings[name] = SHARED["reward/NAME"]
     return meanings
@@ -128,11 +133,13 @@ def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     Args:
         rows: what they say of themselves, see `report_rows.Row`.
     """
-    about = {name: _about_row(row) for name, row in rows.items()}
-    labels: list[str] = []
-    for row in rows.values():
+    about = {}
+    labels = []
+    for name, row in rows.items():
+        about[name] = _about_row(row)
         if row["fixed"]:
-            labels.append(f'"{row["label"]}"')
+            label = row["label"]
+            labels.append(f'"{label}"')
     if labels:
         fixed = ", ".join(labels)
         about[BEST_FIXED] = (
@@ -219,6 +226,8 @@ def browse_problems(
     for sets in evals.values():
         names |= dict.fromkeys(sets)
 
+    # Every problem of each set, with the rows that are on the same problems as the last one.
+    most = 0
     pages: dict[str, dict[str, Any]] = {}
     for name in names:
         of_set: dict[str, EvalRecords] = {}
@@ -233,11 +242,11 @@ def browse_problems(
                 records[row] = record
                 probed[row] = thoughts.get((row, name), [])
         total = len(last.references)
+        most = max(most, total)
         problems = [_problem(index, records, probed) for index in range(total)]
         pages[name] = {"total": total, "problems": problems}
 
     # The first problem of every set, then the second, and so on until the room is used up.
-    most = max((page["total"] for page in pages.values()), default=0)
     for index in range(most):
         for page in pages.values():
             problem = page["problems"][index : index + 1]
@@ -256,7 +265,7 @@ def _problem(
     probed: Mapping[str, Sequence[dict[str, Any]]],
 ) -> list[Any]:
     """Return one problem as the page has it, see `browse_problems`."""
-    places: dict[tuple[str | None, int], int] = {}  # of an outcome
+    places: dict[Outcome, int] = {}
     cells = {}
     for row, rec in records.items():
         state = _state(rec.correct[index], rec.cut[index])
@@ -266,7 +275,7 @@ def _problem(
         cells[row] = [place, latents]
 
         # Equal outcomes of the rollouts with noise are counted.
-        counts: Counter[tuple[str | None, int]] = Counter()
+        counts: Counter[Outcome] = Counter()
         answers = rec.sample_answers[:, index].ravel().tolist()
         correct = rec.sample_correct[:, index].ravel().tolist()
         cut = rec.sample_cut[:, index].ravel().tolist()
@@ -308,7 +317,8 @@ def render_markdown(report: Mapping[str, Any]) -> str:
     """
     # The rows beside their controls.
     headline = report["headline"]
-    blocks = ["# Evaluation report", f"### {headline['title']}"]
+    title = headline["title"]
+    blocks = ["# Evaluation report", f"### {title}"]
     cells = [row["cells"] for row in headline["rows"]]
     blocks.append(markdown_table(headline["columns"], cells))
     if headline["caption"]:
@@ -341,7 +351,7 @@ def render_markdown(report: Mapping[str, Any]) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write a table: names on the left, figures on the right."""
     _, *figures = header
-    rule = ["---", *("---:" for _ in figures)]
+    rule = ["---"] + ["---:"] * len(figures)
     lines: list[str] = []
     for cells in (header, rule, *rows):
         line = " | ".join(cells)
@@ -354,7 +364,10 @@ def _figure_tables(report: Mapping[str, Any]) -> list[str]:
     columns = shown_columns(report["eval"])
     header = ["row"]
     for key in columns:
-        title, *_ = explain_figure(key) or (key,)
+        title = key
+        definition = explain_figure(key)
+        if definition:
+            title, _ = definition
         header.append(title)
     header.append("truncated")
 
@@ -371,16 +384,21 @@ def _figure_tables(report: Mapping[str, Any]) -> list[str]:
     # A table of a title, a header and a line for each row.
     blocks = []
     for name, rows in by_set.items():
-        counts: list[int] = []
-        lines: list[list[str]] = []
+        counts = []
+        lines = []
         for row, figures in rows.items():
             counts.append(figures["n"])
-            cells = [format_figure(figures, key) for key in (*columns, "cut")]
             label = report["rows"][row]["label"]
-            lines.append([label, *cells])
-        n = f"{min(counts):,}"
-        if max(counts) > min(counts):
-            n += f" to {max(counts):,}"
+            line = [label]
+            for key in (*columns, "cut"):
+                cell = format_figure(figures, key)
+                line.append(cell)
+            lines.append(line)
+        fewest = min(counts)
+        most = max(counts)
+        n = f"{fewest:,}"
+        if most > fewest:
+            n += f" to {most:,}"
         blocks.append(f"### {name} ({n} problems)")
         blocks.append(markdown_table(header, lines))
     return blocks
@@ -405,7 +423,9 @@ def shown_columns(evaluated: Mapping[str, Any]) -> list[str]:
         is_last = k == pass_ks[-1]
         if k in (1, 8) or k >= 16 or is_last:
             columns.append(f"pass@{k}")
-    for k in _ks(names, "maj")[-1:]:
+    majority_ks = _ks(names, "maj")
+    if majority_ks:
+        k = majority_ks[-1]
         columns.append(f"maj@{k}")
 
     # What scorers choose or vote for.
@@ -416,7 +436,9 @@ def shown_columns(evaluated: Mapping[str, Any]) -> list[str]:
             scorers[match[1]] = None
     for scorer in scorers:
         for way in ("best", "vote"):
-            for k in _ks(names, way, f"_{scorer}")[-1:]:
+            ks = _ks(names, way, f"_{scorer}")
+            if ks:
+                k = ks[-1]
                 columns.append(f"{way}@{k}_{scorer}")
 
     if "searched" in names:
@@ -435,9 +457,11 @@ def _ks(
     suffix: str = "",
 ) -> list[int]:
     """List the k of figures that are called METRIC@k and then the suffix, ascending."""
-    ks: list[int] = []
+    pattern = rf"{metric}@(\d+){suffix}"
+    ks = []
     for name in names:
-        match = re.fullmatch(rf"{metric}@(\d+){suffix}", name)
+        match = re.fullmatch(pattern, name)
         if match:
-            ks.append(int(match[1]))
+            k = int(match[1])
+            ks.append(k)
     return sorted(ks)

@@ -21,7 +21,7 @@ from slpo_jax.evaluation.curves import (
     training_curves,
 )
 from slpo_jax.evaluation.headline import make_headline
-from slpo_jax.evaluation.records import EvalRecords, Evals, read_evals
+from slpo_jax.evaluation.records import EvalRecords, Evals, Pair, read_evals
 from slpo_jax.evaluation.render import (
     Thoughts,
     read_thoughts,
@@ -174,11 +174,11 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     )
 
 
-def _common_pairs(runs: Sequence[Evals]) -> tuple[set[tuple[str, str]], list[str]]:
+def _common_pairs(runs: Sequence[Evals]) -> tuple[set[Pair], list[str]]:
     """Return the pairs of row and set that all runs have of the same problems, and notes on the others."""
-    pairs_of_runs: list[set[tuple[str, str]]] = []
+    pairs_of_runs: list[set[Pair]] = []
     for evals in runs:
-        pairs: set[tuple[str, str]] = set()
+        pairs: set[Pair] = set()
         for row, sets in evals.items():
             for name in sets:
                 pairs.add((row, name))
@@ -186,9 +186,11 @@ def _common_pairs(runs: Sequence[Evals]) -> tuple[set[tuple[str, str]], list[str
     everywhere = set.intersection(*pairs_of_runs)
     common = set()
     for row, name in everywhere:
-        first = runs[0][row][name]
-        if all(evals[row][name].same_problems(first) for evals in runs):
+        first, *others = [evals[row][name] for evals in runs]
+        if all(records.same_problems(first) for records in others):
             common.add((row, name))
+
+    # Why each of the others is left out.
     notes = []
     all_pairs = set.union(*pairs_of_runs)
     for row, name in sorted(all_pairs - common):
@@ -292,26 +294,29 @@ def _write(
             evaluated[row][name] = _average_runs(summaries)
             chances[name] = chance_level(records, name)
 
-    differences, left_out = compare_rows(runs, rows[0])
+    first_rows = rows[0]
+    differences, left_out = compare_rows(runs, first_rows)
     report: dict[str, Any] = {
         "eval": evaluated,
         AVERAGE: _average_sets(figures),
         "chance": chances,
         "differences": differences,
-        "rows": {name: row.facts for name, row in rows[0].items()},
+        "rows": {name: row.facts for name, row in first_rows.items()},
         "settings": reported_settings(rows),
         "notes": notes + left_out,
         "curves": pass_curves(runs),
         "stop_times": stop_times(runs),
         **more,
     }
-    report = {"headline": make_headline(report), **report}
+    headline = make_headline(report)
+    report = {"headline": headline, **report}
 
     # A list of numbers stands in a line of its own; a line's end stands in no string.
+    text = to_json(report, indent=1)
     text = re.sub(
         r"\[\n[^\[\]{}\"]*\]",
         lambda match: " ".join(match[0].split()),
-        to_json(report, indent=1),
+        text,
     )
     write_text(workdir.report_json, f"{text}\n")
     folder = workdir.root.resolve()
@@ -319,7 +324,8 @@ def _write(
     evals = {} if thoughts is None else runs[0]
     page = render_page(title, report, evals, thoughts or {})
     write_text(workdir.report_html, page)
-    write_text(workdir.report_md, render_markdown(report))
+    markdown = render_markdown(report)
+    write_text(workdir.report_md, markdown)
     return report
 
 
@@ -338,9 +344,9 @@ def _average_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     }
     per_run: dict[str, list[float]] = {}
     for key in first:
-        values: list[Any] = [summary.get(key) for summary in summaries]
         if key.endswith(("_se", "_p")):
             continue
+        values: list[Any] = [summary.get(key) for summary in summaries]
         if all(isinstance(value, float) for value in values):
             per_run[key] = values
             out[key] = float(np.mean(values))
@@ -349,7 +355,8 @@ def _average_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     # An interval stands where the figure is the same in all runs.
     intervals = {}
     for key, ends in first.get("intervals", {}).items():
-        if set(per_run.get(key, ())) == {first[key]}:
+        values_of_runs = per_run.get(key, ())
+        if set(values_of_runs) == {first[key]}:
             intervals[key] = ends
     if intervals:
         out["intervals"] = intervals
@@ -367,36 +374,48 @@ def _average_sets(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if sets.keys() == names:
             of_runs = []
             for summary in summaries:
-                of_runs.append(_mean([*summary[row].values()]))
+                parts = [*summary[row].values()]
+                of_runs.append(_mean(parts))
             averages[row] = _average_runs(of_runs)
     return averages
 
 
 def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Average independent figures; an error is None where one of them has none, as of a set of one problem."""
-    out: dict[str, Any] = {"n": sum(part["n"] for part in parts)}
-    keys = [key for key in parts[0] if all(f"{key}_se" in part for part in parts)]
+    n = sum(part["n"] for part in parts)
+    out: dict[str, Any] = {"n": n}
+
+    # The figures that have an error in all parts.
+    keys = []
+    for key in parts[0]:
+        error_key = f"{key}_se"
+        if all(error_key in part for part in parts):
+            keys.append(key)
     for key in keys:
-        out[key] = float(np.mean([part[key] for part in parts]))
+        values = [part[key] for part in parts]
+        out[key] = float(np.mean(values))
 
     # Time is measured on one of the sets, and stands for all.
     for part in parts:
         if _MILLISECONDS in part:
             out[_MILLISECONDS] = part[_MILLISECONDS]
 
+    # The errors of the means, and the intervals of means that are 0 or 1.
     bounds = {}
     for key in keys:
         errors = []
         intervals = []
         for part in parts:
             errors.append(part[f"{key}_se"])
-            intervals.append(part.get("intervals", {}).get(key))
+            intervals_of_part = part.get("intervals", {})
+            intervals.append(intervals_of_part.get(key))
         of_mean = None
         if None not in errors:
             of_mean = math.hypot(*errors) / len(errors)
         out[f"{key}_se"] = of_mean
         if out[key] in (0, 1) and None not in intervals:
-            bounds[key] = np.mean(intervals, axis=0).tolist()
+            ends = np.mean(intervals, axis=0)
+            bounds[key] = ends.tolist()
     if bounds:
         out["intervals"] = bounds
     return out

@@ -88,7 +88,12 @@ class Row:
         if not each or self.rule is None:
             return self.rule
         most = int(self.rule)
-        return [min(most, each * len(problem.steps) or most) for problem in problems]
+        rules = []
+        for problem in problems:
+            # A problem without steps has as many latents as there may be.
+            latents = each * len(problem.steps) or most
+            rules.append(min(most, latents))
+        return rules
 
 
 Rows = dict[str, Row]
@@ -101,7 +106,8 @@ _AGAIN = "delete the file and run the evaluate stage again"
 def write_row(workdir: str | Path, row: Row) -> None:
     """Write `eval/ROW/row.json`."""
     folder = Workdir(Path(workdir))
-    artifact.write(folder.row_facts(row.name), value=row.facts)
+    path = folder.row_facts(row.name)
+    artifact.write(path, value=row.facts)
 
 
 def read_row(workdir: str | Path, name: str) -> Row | None:
@@ -111,7 +117,8 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
         UserError: the file is damaged.
     """
     folder = Workdir(Path(workdir))
-    entry = artifact.read(folder.row_facts(name), _AGAIN)
+    path = folder.row_facts(name)
+    entry = artifact.read(path, _AGAIN)
     if entry is None:
         return None
     facts = {}
@@ -180,7 +187,11 @@ def read_rule(stage: StageFolder, stopping: str) -> Rule | None:
 
 def sweeps_of(rows: Rows) -> dict[str, Facts]:
     """Return, by row, the choice of its rule, where it had one."""
-    return {name: row.sweep for name, row in rows.items() if row.sweep}
+    sweeps: dict[str, Facts] = {}
+    for name, row in rows.items():
+        if row.sweep:
+            sweeps[name] = row.sweep
+    return sweeps
 
 
 def read_rows(workdir: str | Path) -> Rows:
@@ -190,13 +201,16 @@ def read_rows(workdir: str | Path) -> Rows:
         UserError: a row doesn't say what it is, or `row.json` is malformed.
     """
     folder = Workdir(Path(workdir))
+    names: dict[str, None] = {}
+    for name, _ in folder.list_evaluated():
+        names[name] = None
     rows = []
-    names = dict.fromkeys(row for row, _ in folder.list_evaluated())
     for name in names:
         row = read_row(workdir, name)
         if row is None:
+            path = folder.row_facts(name)
             raise UserError(
-                f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder"
+                f"{path}: missing; run the evaluate stage again, or delete its folder"
             )
         rows.append(row)
     rows.sort(key=lambda row: (row.order, row.name))
@@ -236,7 +250,9 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
                 stage = row.stage or row.name
                 shown = by_stage.setdefault(stage, [])
                 shown.append(row.shown)
-    agreed = {stage: _common_entries(values) for stage, values in by_stage.items()}
+    agreed: dict[str, Facts] = {}
+    for stage, settings_of_rows in by_stage.items():
+        agreed[stage] = _common_entries(settings_of_rows)
     shared = _common_entries(list(agreed.values()))
     settings = {"": shared}
     for stage, values in agreed.items():
@@ -260,7 +276,8 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
                 settings.append(flatten(rows[name].settings))
         common = _common_entries(settings)
         for entries in settings:
-            keys |= entries.keys() - common.keys()
+            differing = entries.keys() - common.keys()
+            keys |= differing
     return sorted(keys - {"seed", "start.digest"})
 
 

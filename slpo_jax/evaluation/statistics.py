@@ -29,7 +29,8 @@ def solved_share(n: int, right: Any, k: int) -> Any:
     missed: Any = 1.0
     for j in range(k):
         wrong = n - right - j
-        missed = missed * (wrong * (wrong > 0)) / (n - j)
+        wrong = wrong * (wrong > 0)  # not below 0
+        missed = missed * wrong / (n - j)
     return 1.0 - missed
 
 
@@ -40,7 +41,8 @@ def powers_of_two(most: int) -> list[int]:
 
 def pass_ks(samples: int) -> list[int]:
     """Return the k of Pass@k that samples allow: the powers of two, and their very number."""
-    return sorted({*powers_of_two(samples), samples} - {0})
+    ks = {*powers_of_two(samples), samples}
+    return sorted(ks - {0})
 
 
 def most_k(records: EvalRecords) -> int:
@@ -53,16 +55,19 @@ def mean_se(values: np.ndarray) -> float | None:
     """Return the standard error of a mean, s / sqrt(n) with Bessel's correction, of values [n]; None for n < 2."""
     if values.size < 2:
         return None
-    return float(np.std(values, ddof=1) / math.sqrt(values.size))
+    deviation = np.std(values, ddof=1)
+    return float(deviation / math.sqrt(values.size))
 
 
 def wilson(rate: float, n: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a proportion of n, which has a width at 0 and 1 too (1927, JASA 22)."""
     z2 = 1.959964**2
     middle = rate + z2 / (2 * n)
-    half = math.sqrt(z2 * (rate * (1 - rate) + z2 / (4 * n)) / n)
-    low = (middle - half) / (1 + z2 / n)
-    high = (middle + half) / (1 + z2 / n)
+    variance = rate * (1 - rate) + z2 / (4 * n)
+    half = math.sqrt(z2 * variance / n)
+    denominator = 1 + z2 / n
+    low = (middle - half) / denominator
+    high = (middle + half) / denominator
     return max(0.0, low), min(1.0, high)
 
 
@@ -75,8 +80,11 @@ def best_of(
         sample_correct: [S, N, M] bool.
         sample_scores: [S, N, M] float.
     """
-    chosen = np.argmax(sample_scores[:, :, :k], axis=2)
-    return np.take_along_axis(sample_correct, chosen[:, :, None], axis=2)[:, :, 0]
+    scores_SNK = sample_scores[:, :, :k]
+    chosen_SN = np.argmax(scores_SNK, axis=2)
+    chosen_SN1 = chosen_SN[:, :, None]
+    correct_SN1 = np.take_along_axis(sample_correct, chosen_SN1, axis=2)
+    return correct_SN1[:, :, 0]
 
 
 def weighted_vote(
@@ -98,18 +106,23 @@ def weighted_vote(
     Returns:
         [S, N] bool.
     """
-    # Sum up each answer's weights, and keep the sample that gave it first.
-    weights = np.ones(sample_answers.shape) if sample_scores is None else sample_scores
+    weights = sample_scores
+    if weights is None:
+        weights = np.ones(sample_answers.shape)
     out = np.zeros(sample_answers.shape[:2], bool)
     for s, i in np.ndindex(*out.shape):
-        first: dict[str, int] = {}  # in the order first seen, which max() keeps on ties
+        # Sum up each answer's weights, in the order first seen, which max() keeps on ties.
+        first: dict[str, int] = {}  # sample that gave the answer
         total: dict[str, float] = {}
         for m, answer in enumerate(sample_answers[s, i, :k]):
             if answer is not None:
                 first.setdefault(answer, m)
-                total[answer] = total.get(answer, 0.0) + float(weights[s, i, m])
+                before = total.get(answer, 0.0)
+                total[answer] = before + float(weights[s, i, m])
         if total:
-            out[s, i] = sample_correct[s, i, first[max(total, key=total.__getitem__)]]
+            winner = max(total, key=total.__getitem__)
+            chosen = first[winner]
+            out[s, i] = sample_correct[s, i, chosen]
     return out
 
 
@@ -121,12 +134,13 @@ def pearson(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None, i
     keep = np.isfinite(x) & np.isfinite(y)
     x = np.asarray(x, np.float64)[keep]
     y = np.asarray(y, np.float64)[keep]
-    if x.size < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return None, None, int(x.size)
+    n = int(x.size)
+    if n < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None, None, n
     from scipy import stats  # a second's import, which only reports need
 
     r, p = stats.pearsonr(x, y)
-    return float(r), float(p), int(x.size)
+    return float(r), float(p), n
 
 
 Values = dict[str, np.ndarray]
@@ -175,8 +189,11 @@ def _of_subsets(
     def values(records: EvalRecords) -> Values:
         right = records.sample_correct.sum(axis=(0, 2))
         n = records.sample_correct[:, 0].size
-        ks = [k for k in pass_ks(most_k(records)) if k >= least]
-        return {f"{name}@{k}": share(right, n, k) for k in ks}
+        out: Values = {}
+        for k in pass_ks(most_k(records)):
+            if k >= least:
+                out[f"{name}@{k}"] = share(right, n, k)
+        return out
 
     return values
 
@@ -184,8 +201,13 @@ def _of_subsets(
 def _majorities(records: EvalRecords) -> Values:
     answers = records.sample_answers
     correct = records.sample_correct
-    ks = [k for k in pass_ks(correct.shape[2]) if k >= 4]  # fewer are no majority
-    return {f"maj@{k}": weighted_vote(answers, correct, k).mean(axis=0) for k in ks}
+    out: Values = {}
+    for k in pass_ks(correct.shape[2]):
+        # Fewer are no majority.
+        if k >= 4:
+            right_SN = weighted_vote(answers, correct, k)
+            out[f"maj@{k}"] = right_SN.mean(axis=0)
+    return out
 
 
 def _by_scores(name: str, choose: Callable[[EvalRecords, np.ndarray, int], np.ndarray]):
@@ -211,7 +233,8 @@ def _count_distinct(answers_SNM: np.ndarray) -> np.ndarray:
     seeds, problems, _ = answers_SNM.shape
     counts_SN = np.empty((seeds, problems))
     for s, i in np.ndindex(seeds, problems):
-        counts_SN[s, i] = len({*answers_SNM[s, i]})
+        different = {*answers_SNM[s, i]}
+        counts_SN[s, i] = len(different)
     return counts_SN.mean(axis=0)
 
 
@@ -350,7 +373,9 @@ def problem_values(records: EvalRecords, paired: bool = True) -> Values:
     """Compute the metrics that rows are compared by, or all, each a value a problem [N], whose mean is the metric."""
     out: Values = {}
     for name, metric in METRICS.items():
-        if metric.values is None or (paired and not metric.paired):
+        if metric.values is None:
+            continue
+        if paired and not metric.paired:
             continue
         if metric.sampled and not records.sample_correct.size:
             continue
@@ -377,24 +402,36 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
     right_SN = records.sample_correct.sum(axis=2)
     intervals = {}
     for key, values in problem_values(records, paired=False).items():
-        out[key] = float(values.mean())
-        out[f"{key}_se"] = mean_se(values)
-        # A proportion's error is 0 at 0 and 1, where it means nothing.
+        figure = float(values.mean())
+        error = mean_se(values)
         if key in ("acc", "cut"):
-            out[f"{key}_se"] = math.sqrt(out[key] * (1.0 - out[key]) / n)
-        if key not in COUNTS and out[key] in (0, 1):
-            intervals[key] = [*wilson(out[key], n)]
-        if key.startswith("pass@") and (k := int(key[5:])) <= per_seed:
-            solved_SN = solved_share(per_seed, right_SN, k)
-            out[f"{key}_seed_se"] = mean_se(solved_SN.mean(axis=1))
+            variance = figure * (1.0 - figure)
+            error = math.sqrt(variance / n)
+        out[key] = figure
+        out[f"{key}_se"] = error
+        # A proportion's error is 0 at 0 and 1, where it means nothing.
+        if key not in COUNTS and figure in (0, 1):
+            intervals[key] = [*wilson(figure, n)]
+        if key.startswith("pass@"):
+            k = int(key.removeprefix("pass@"))
+            # A seed by itself has a Pass@k up to its own samples.
+            if k <= per_seed:
+                solved_SN = solved_share(per_seed, right_SN, k)
+                solved_S = solved_SN.mean(axis=1)
+                out[f"{key}_seed_se"] = mean_se(solved_S)
     if intervals:
         out["intervals"] = intervals
 
     # How the number of latents goes with the problem's steps and its difficulty.
     difficulty = np.full(n, np.nan)
     if records.sample_correct.size:
-        difficulty = 1.0 - records.sample_correct.mean(axis=(0, 2))
-    for name, x in (("steps", records.problem_steps), ("difficulty", difficulty)):
+        right_share = records.sample_correct.mean(axis=(0, 2))
+        difficulty = 1.0 - right_share
+    traits = {
+        "steps": records.problem_steps,
+        "difficulty": difficulty,
+    }
+    for name, x in traits.items():
         r, p, pairs = pearson(x, records.latent_steps)
         out[f"pearson_{name}_r"] = r
         out[f"pearson_{name}_p"] = p

@@ -20,7 +20,8 @@ def tracked_figures(
         for name, found in sets.items():
             for key, figure in found.items():
                 if re.fullmatch(r"acc|pass@\d+", key):
-                    figures[f"{name}/{row}/{key}"] = float(figure)
+                    tag = f"{name}/{row}/{key}"
+                    figures[tag] = float(figure)
     return figures
 
 
