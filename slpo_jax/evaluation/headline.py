@@ -40,7 +40,7 @@ def make_headline(report: Report) -> dict[str, Any]:
     figures_of = _figures_of(report)
     place = AVERAGE
     if not report[AVERAGE]:
-        place, *_ = _sets(report)
+        place = next(iter(_sets(report)))
     metrics = ["acc", *_chosen_pass_at_k(figures_of)]
 
     # A row's label, its figures, its control's label, and the differences from that.
