@@ -1,7 +1,7 @@
 """Ask a published latent reasoner: `python examples/ask_checkpoint.py [CHECKPOINT] [QUESTION]`.
 
-The default is COCONUT on GPT-2 (124M), which is downloaded from the Hugging Face hub. A directory does as well. It
-prints the answer, and for each latent the tokens that its hidden state makes likeliest.
+The default is COCONUT on GPT-2 (124M), which is downloaded from the Hugging Face hub. A directory does as well. The
+script prints the answer, and for each latent the tokens that its hidden state makes likeliest.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Train a latent reasoner on problems of your own: `python examples/own_data.py`. Some minutes on two CPU cores.
+"""Train a latent reasoner on problems of your own, in minutes on two CPU cores: `python examples/own_data.py`.
 
-The problems stand in a CSV file with the columns question, steps and answer. Everything else (tokens, sizes, stages,
+The problems are in a CSV file with the columns question, steps and answer. Everything else (tokens, sizes, stages,
 learning rates) is chosen from the data, and printed with the reason.
 """
 

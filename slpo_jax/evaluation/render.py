@@ -25,8 +25,8 @@ from slpo_jax.io.workdir import Workdir
 _ENDS = """\
 **Acc**: one greedy rollout. **P@k**: any of k rollouts with noise; in parentheses its error over the noise's seeds.
 **maj@k**: the commonest answer of k. **#L**: latents of the greedy rollout. **steps**: its sequential steps, latents
-and tokens. **ms**: milliseconds an answer takes in a batch, see the notes. ± is the standard error over {over}; of
-shares that are 0 or 100, brackets are Wilson's 95 % interval.
+and tokens. **ms**: milliseconds an answer takes in a batch, see the notes. ± is the standard error over {over}; for
+shares of 0 or 100, brackets have Wilson's 95 % interval.
 
 [report.html](report.html) opens in any browser: every metric and its definition, differences with intervals, curves,
 settings and, of a single run, its problems with each row's answers and thoughts.
@@ -143,7 +143,7 @@ def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     if labels:
         fixed = ", ".join(labels)
         about[BEST_FIXED] = (
-            f"The best of {fixed}, by the very metric on the very set: "
+            f"The best of {fixed}, chosen for each metric and set: "
             "a choice made on the test set itself."
         )
     return about
@@ -186,9 +186,9 @@ def about_differences(runs: int) -> str:
             "narrow: the bootstrap of R runs understates their variance by 1/R)"
         )
     return (
-        "Points of percent, or latents, with 95 % percentile intervals of 10,000 bootstrap draws of problems"
-        f"{of_runs}. ▲ and ▼ where they exclude 0; of twenty intervals for no difference, about "
-        "one does. The mean of the sets weighs sets equally, and takes them as given."
+        "Percentage points, or numbers of latents, with 95 % percentile intervals of 10,000 bootstrap draws of problems"
+        f"{of_runs}. ▲ and ▼ mark intervals that exclude 0; of twenty without any true difference, "
+        "about one does so. The mean of the sets weighs all sets equally, and takes them as given."
     )
 
 

@@ -280,7 +280,7 @@ def _write(
     first_times = times[0]
     if first_times:
         notes.append(
-            f"Milliseconds an answer: {first_times['batch']:,} together on {first_times['set']}, "
+            f"Milliseconds per answer: {first_times['batch']:,} answers together on {first_times['set']}, "
             f"all rows in one run, on {first_times['device']}."
         )
 

@@ -259,13 +259,13 @@ METRICS = {
     ),
     "milliseconds": Metric(
         "ms",
-        """Milliseconds an answer, of a whole batch of greedy rollouts on one set, compiling left out; all rows in the
-        same run. The notes have the batch and the set.""",
+        """Milliseconds per answer: the time of a batch of greedy rollouts on one set, divided by its answers, without
+        compilation. All rows are measured in the same run. The notes have the batch and the set.""",
         count=True,
     ),
     "searched": Metric(
         "beam search",
-        "Share of problems that the rollout whose latents were searched for is right on; mean over the noise's seeds.",
+        "Share of problems that a rollout with searched latents gets right; mean over the noise's seeds.",
         lambda records: (
             records.searched_correct.mean(axis=1)
             if records.searched_correct.size
@@ -275,14 +275,14 @@ METRICS = {
     r"pass@(\d+)": Metric(
         "P@{0}",
         """Share of problems that at least one of {0} rollouts with noise (dropout's, the latent policy's, sampled
-        answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), of all n rollouts of a problem c right. In
-        parentheses the standard error over the noise's seeds.""",
+        answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), where c of a problem's n rollouts are right. The
+        standard error over the noise's seeds is in parentheses.""",
         _of_subsets("pass", lambda right, n, k: solved_share(n, right, k)),
     ),
     r"all@(\d+)": Metric(
         "all {0}",
         """Share of problems that {0} rollouts with noise all get right (pass^k of tau-bench): the mean of
-        C(c, {0}) / C(n, {0}), of all n rollouts of a problem c right.""",
+        C(c, {0}) / C(n, {0}), where c of a problem's n rollouts are right.""",
         _of_subsets(
             "all", lambda right, n, k: 1.0 - solved_share(n, n - right, k), least=2
         ),
@@ -290,12 +290,12 @@ METRICS = {
     r"maj@(\d+)": Metric(
         "maj@{0}",
         """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
-        are one. Of a tie the first seen counts; rollouts without an answer don't vote.""",
+        count as one. Of a tie, the first seen counts; rollouts without an answer don't vote.""",
         _majorities,
     ),
     r"best@(\d+)_(\w+)(?<!_se)": Metric(
         "best@{0} by {1}",
-        "Share of problems whose rollout of {0} with the best {1} is right.",
+        "Share of problems whose rollout with the best {1} among {0} is right.",
         _by_scores(
             "best",
             lambda records, scores, k: best_of(records.sample_correct, scores, k),
@@ -313,7 +313,7 @@ METRICS = {
     ),
     "distinct_answers": Metric(
         "answers",
-        "Different answers among a problem's rollouts of a seed; none counts as one.",
+        "Number of different answers among a problem's rollouts of one seed; a missing answer counts as one.",
         lambda records: _count_distinct(records.sample_answers),
         sampled=True,
         count=True,
@@ -334,7 +334,7 @@ METRICS = {
     ),
     "cut": Metric(
         "truncated",
-        "Share of greedy rollouts without an end within the maximum of new tokens: always wrong.",
+        "Share of greedy rollouts that do not end within the maximum of new tokens, and are therefore wrong.",
         lambda records: records.cut,
         paired=False,
     ),

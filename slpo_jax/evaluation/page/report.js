@@ -40,7 +40,7 @@ function resultsTable() {
   const metrics = DATA.columns[state.columns].filter(isKnown);
   const problems = [...new Set(rows.map((row) => count(figuresOf(row).n)))].join(" to ");
   const over = RUNS.length > 1 ? "runs" : "problems";
-  const units = `percent, ± the standard error over ${over}, [Wilson's 95 % interval] where all are right or none is`;
+  const units = `percent, ± the standard error over ${over}, [Wilson's 95 % interval] where all or none are right`;
   return [
     words(`${setWords(state.set)}, ${problems} problems; ${units}. A column's name sorts.`),
     table(
@@ -214,9 +214,9 @@ function more() {
     "More",
     choices.length ? el("h3", {}, "Choices on the validation split (percent)") : "",
     ...choices,
-    folded("What was trained, where not at the defaults", table(["stage", "settings"], settings)),
+    folded("Settings that differ from the defaults", table(["stage", "settings"], settings)),
     folded("Definitions", el("dl", {}, definitions)),
-    words("The numbers are in report.json; every rollout of every problem is in eval/ROW/SET.jsonl."),
+    words("All numbers are in report.json, and every rollout of every problem is in eval/ROW/SET.jsonl."),
   );
 }
 
