@@ -38,8 +38,6 @@ OWN_MODULES = re.compile(
 DENSITY = {
     "data": 5.64,
     "rewards": 5.64,
-    "training": 5.61,
-    "training/recipes": 5.6,
 }
 NEW_FOLDER = 5.5
 NO_CODE = {

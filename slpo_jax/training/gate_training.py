@@ -40,7 +40,8 @@ def _seen_before(
 
     # Repeat the prompts' slots for their trajectories.
     def repeat(x, axis):
-        return jnp.repeat(x, rows // x.shape[axis], axis)
+        copies = rows // x.shape[axis]
+        return jnp.repeat(x, copies, axis)
 
     axes = jax.tree.broadcast(prompt_cache.rows_axes, prompt_cache)
     prompt_cache = jax.tree.map(repeat, prompt_cache, axes)
@@ -74,9 +75,10 @@ def decode_candidates(
         actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
     """
     # Trajectories of full length, without answers.
-    full = policy.with_config(stopping="length", answer_slots=0)
     config = policy.config
-    full = dataclasses.replace(full, latent_policy=policy.latent_policy.not_halting())
+    full = policy.with_config(stopping="length", answer_slots=0)
+    not_halting = policy.latent_policy.not_halting()
+    full = dataclasses.replace(full, latent_policy=not_halting)
     params = policy.reasoner.cast(params)
     steps = config.max_latents
     thought, prompt_cache = think(full, params, prompts, keys_N, jnp.int32(steps))
@@ -90,30 +92,39 @@ def decode_candidates(
     inputs_NCD = fed_NTD[:, min_latents - 1 :]
     prompts_N = repeat_to(prompts.lengths, rows)
     before_NC = prompts_N[:, None] + lengths_C[None]
-    before = before_NC.reshape(-1)
+    before_M = before_NC.reshape(-1)
     all_NC = jnp.ones((rows, candidates), bool)
     last_NC = policy.latent_policy.known_last(all_NC)
     dropout_NC = noise.latent_dropout(
         keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where
     )
-    dropout = jax.tree.map(lambda x: x.reshape(-1, 1), dropout_NC)
+
+    def flatten(x):
+        return x.reshape(-1, 1)
+
+    dropout_M1 = jax.tree.map(flatten, dropout_NC)
     answer_slots, *_ = cache_sizes(config.suffix_slots)
-    size = rows * candidates
+    size = rows * candidates  # M, the rows of all candidates
+    inputs_M1D = inputs_NCD.reshape(size, 1, -1)
+    positions_M1 = before_M[:, None] - 1
+    valid_M1 = jnp.ones((size, 1), bool)
+    empty = policy.reasoner.empty_cache(size, 1 + answer_slots)
     _, cache = policy.reasoner.forward(
         params,
-        inputs_NCD.reshape(size, 1, -1),
-        before[:, None] - 1,
-        jnp.ones((size, 1), bool),
+        inputs_M1D,
+        positions_M1,
+        valid_M1,
         prefix=shared,
-        cache=policy.reasoner.empty_cache(size, 1 + answer_slots),
+        cache=empty,
         start=0,
-        dropout=dropout,
+        dropout=dropout_M1,
     )
 
     # Then it answers.
-    keys = jnp.repeat(keys_N, candidates)
-    tokens = decode_answers(policy, params, shared, cache, 1, before, keys)
-    return thought.actions, tokens.reshape(rows, candidates, config.answer_slots)
+    keys_M = jnp.repeat(keys_N, candidates)
+    tokens_MA = decode_answers(policy, params, shared, cache, 1, before_M, keys_M)
+    tokens_NCA = tokens_MA.reshape(rows, candidates, config.answer_slots)
+    return thought.actions, tokens_NCA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +181,8 @@ def candidates_with_lengths(
 ):
     """Return `candidates_of`, and the candidates' lengths, int [N, C]."""
     actions, tokens_NCA = candidates_of(policy, config, params, batch, key)
-    lengths_C = jnp.arange(config.min_latents, policy.config.max_latents + 1)
+    most = policy.config.max_latents
+    lengths_C = jnp.arange(config.min_latents, most + 1)
     rows, candidates, _ = tokens_NCA.shape
     lengths_NC = jnp.broadcast_to(lengths_C, (rows, candidates))
     return actions, tokens_NCA, lengths_NC
@@ -192,11 +204,16 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         fixed = jax.lax.stop_gradient(params)
         actions, tokens_NCA = candidates_of(policy, config, fixed, batch, key)
         _, candidates, slots = tokens_NCA.shape
+
+        # Each problem's candidates, of all its trajectories, are judged by its reference.
         copies = config.trajectories * candidates
         references = repeat_rows(batch.references, copies)
-        rewards = reward(tokens_NCA.reshape(-1, slots), references)
-        rewards = rewards.reshape(len(batch.draw_ids), -1)
-        return candidates_loss(params, (batch, (actions, tokens_NCA), rewards), key)
+        completions = tokens_NCA.reshape(-1, slots)
+        rewards = reward(completions, references)
+        prompts = len(batch.draw_ids)
+        rewards = rewards.reshape(prompts, -1)
+        judged = (batch, (actions, tokens_NCA), rewards)
+        return candidates_loss(params, judged, key)
 
     return loss_fn
 
@@ -208,10 +225,13 @@ def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
         params, judged: tuple[PromptedBatch, tuple[Action, jax.Array], jax.Array], key
     ):
         batch, (actions, tokens_NCA), rewards = judged
-        steps_T = jnp.arange(1, policy.config.max_latents + 1)
+        most = policy.config.max_latents
+        steps_T = jnp.arange(1, most + 1)
         params = policy.reasoner.stack(params)
         rows, candidates, _ = tokens_NCA.shape
         keys_N = noise.rollout_keys(key, batch.draw_ids, config.trajectories)
+
+        # The valid lengths of a trajectory are those of its right candidates.
         rewards_NC = rewards.reshape(rows, -1)
         right_NC = rewards_NC >= 1
         too_short = config.min_latents - 1
@@ -221,15 +241,21 @@ def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
         # To reach the reasoner the gradient goes through the thoughts, which are replayed. Right answers stay likely.
         answer_term = None
         if config.train_backbone:
-            lengths_N = jnp.full(rows, policy.config.max_latents)
-            full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
+            lengths_N = jnp.full(rows, most)
+            full = Trajectories(
+                actions=actions,
+                lengths=lengths_N,
+                tokens=tokens_NCA[:, -1],
+                keys=keys_N,
+            )
             if config.answer_weight:
                 stopped = _stop(full, tokens_NCA, right_NC, config.min_latents)
                 replayed = replay(policy, params, batch.prompts, stopped)
                 answers_N = answer_after_replay(
                     policy, params, replayed, stopped, stopped.tokens
                 )
-                answer_term = (answers_N * valid_N).sum()
+                valid_answers_N = answers_N * valid_N
+                answer_term = valid_answers_N.sum()
             replayed = replay(policy, params, batch.prompts, full)
             actions = replayed.actions
 
@@ -237,7 +263,10 @@ def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
-        going_on_NT = 1 - jax.nn.sigmoid(logits_NT[:, :-1])
+
+        # The expected length: the probability that a thought reaches a step, 1 for the first, summed over steps.
+        before_last_NT = logits_NT[:, :-1]
+        going_on_NT = 1 - jax.nn.sigmoid(before_last_NT)
         surviving_NT = jnp.cumprod(going_on_NT, axis=1)
         steps = 1.0 * rows + surviving_NT.sum()
 
@@ -248,13 +277,14 @@ def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
         metrics = {}
         if answer_term is not None:
             loss = loss - config.answer_weight * answer_term
-            metrics = {"answer_log_likelihood": (answer_term, valid)}
-        return loss, metrics | {
+            metrics["answer_log_likelihood"] = (answer_term, valid)
+        metrics |= {
             "loss": (loss, valid),
             "valid_share": (valid, count),
             "right_share": (right_NC.sum(), count * candidates),
             "expected_length": (steps, count),
         }
+        return loss, metrics
 
     return loss_fn
 
@@ -267,12 +297,16 @@ def _stop(
     uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))
     n_right_N = right_NC.sum(axis=1)
     rank_N = jnp.floor(uniforms_N * n_right_N) + 1
-    reaches_NC = jnp.cumsum(right_NC, axis=1) >= rank_N[:, None]
+
+    # Its place is the first up to which there are that many right ones.
+    right_so_far_NC = jnp.cumsum(right_NC, axis=1)
+    reaches_NC = right_so_far_NC >= rank_N[:, None]
     place_N = reaches_NC.argmax(axis=1)
     place_N11 = place_N[:, None, None]
     tokens_N1A = jnp.take_along_axis(tokens_NCA, place_N11, axis=1)
     lengths_N = min_latents + place_N
-    return dataclasses.replace(full, lengths=lengths_N, tokens=tokens_N1A[:, 0])
+    tokens_NA = tokens_N1A[:, 0]
+    return dataclasses.replace(full, lengths=lengths_N, tokens=tokens_NA)
 
 
 def make_host_step(
@@ -309,7 +343,8 @@ def make_host_step(
     def step(state: TrainState, batch):
         batch, actions, tokens, latents = draw(state, batch, {})
         rewards_BG = verdicts.ask(tokens, batch.draw_ids, latents)
-        judged = (batch, (actions, tokens), rewards_BG)
+        sampled = (actions, tokens)
+        judged = (batch, sampled, rewards_BG)
         return improve(state, judged)
 
     return verdicts.with_metrics(step)

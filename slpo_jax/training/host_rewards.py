@@ -47,17 +47,17 @@ class HostVerdicts:
             unjudged_BG = jnp.asarray(verdicts.unjudged)
             if rule.overrides_truncated:
                 unjudged_BG |= verdicts.cut
-            return rule.settle(jnp.asarray(verdicts.total), unjudged_BG)
+            total_BG = jnp.asarray(verdicts.total)
+            return rule.settle(total_BG, unjudged_BG)
 
         def sums(verdicts: Verdicts):
             # Of each reward, over the completions that it judged: (sum, count).
             by_name = {}
             for name, values_BG in verdicts.by_name.items():
                 is_given_BG = ~jnp.isnan(values_BG)
-                by_name[name] = (
-                    jnp.sum(values_BG, where=is_given_BG),
-                    is_given_BG.sum(),
-                )
+                total = jnp.sum(values_BG, where=is_given_BG)
+                count = is_given_BG.sum()
+                by_name[name] = (total, count)
             return {
                 "unjudged": verdicts.unjudged.sum(),
                 "reward_failed": verdicts.failed.sum(),
@@ -81,26 +81,28 @@ class HostVerdicts:
         # A process asks once for all of its devices.
         ids_of_devices = _on_host(draw_ids_B)
         *_, slots = tokens.shape
-        tokens_NA = [part.reshape(-1, slots) for part in _on_host(tokens)]
-        latents_N = [part.reshape(-1) for part in _on_host(latents)]
-        ids_N: list[np.ndarray] = []
-        for rows, ids in zip(tokens_NA, ids_of_devices, strict=True):
-            copies = len(rows) // len(ids)
-            ids_N.append(np.repeat(ids, copies))
+        tokens_of_devices = [part.reshape(-1, slots) for part in _on_host(tokens)]
+        latents_of_devices = [part.reshape(-1) for part in _on_host(latents)]
+        repeated_ids: list[np.ndarray] = []
+        sizes: list[int] = []
+        for part, ids in zip(tokens_of_devices, ids_of_devices, strict=True):
+            size = len(part)
+            copies = size // len(ids)
+            repeated_ids.append(np.repeat(ids, copies))
+            sizes.append(size)
+        tokens_NA = np.concatenate(tokens_of_devices)
+        ids_N = np.concatenate(repeated_ids)
+        latents_N = np.concatenate(latents_of_devices)
 
         # A verifier may compute with jax, which a step is otherwise not to do with what the host has.
         start = _now()
         with jax.transfer_guard("allow"):
-            verdicts = self._host_reward(
-                np.concatenate(tokens_NA),
-                np.concatenate(ids_N),
-                np.concatenate(latents_N),
-            )
+            verdicts = self._host_reward(tokens_NA, ids_N, latents_N)
         self._seconds += _now() - start
         self._names = tuple(verdicts.by_name)  # in order, which jax does not keep
 
         # Each device gets its rows back.
-        ends = np.cumsum([len(rows) for rows in tokens_NA])
+        ends = np.cumsum(sizes)
         shards = draw_ids_B.addressable_shards
 
         def place(values_N: np.ndarray) -> jax.Array:
@@ -111,7 +113,8 @@ class HostVerdicts:
             for part, ids, shard in zip(parts, ids_of_devices, shards, strict=True):
                 groups = part.reshape(len(ids), -1)
                 placed.append(jax.device_put(groups, shard.device))
-            shape = (len(draw_ids_B), placed[0].shape[1])
+            _, group = placed[0].shape
+            shape = (len(draw_ids_B), group)
             return jax.make_array_from_single_device_arrays(shape, self._rows, placed)
 
         placed_verdicts = jax.tree.map(place, verdicts)
@@ -124,6 +127,9 @@ class HostVerdicts:
         Each call begins a new account: `ask` adds to that of the step that is under way.
         """
 
+        def add_up(*parts):
+            return np.sum(parts, axis=0)
+
         def judge_step(state: TrainState, batch):
             self._verdicts = []
             self._seconds = 0.0
@@ -134,11 +140,12 @@ class HostVerdicts:
             num_prompts = 0
             num_rollouts = 0
             for verdicts in self._verdicts:
-                sums.append(jax.device_get(self._sums(verdicts)))
+                batch_sums = self._sums(verdicts)
+                sums.append(jax.device_get(batch_sums))
                 batch_size, group = verdicts.total.shape
                 num_prompts += batch_size
                 num_rollouts += batch_size * group
-            total = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *sums)
+            total = jax.tree.map(add_up, *sums)
             totals = {
                 "unjudged": (total["unjudged"], num_rollouts),
                 "reward_failed": (total["reward_failed"], num_rollouts),
@@ -151,8 +158,9 @@ class HostVerdicts:
 
             # They stand beside the step's own metrics, or in their place.
             for name, (value, count) in totals.items():
-                metrics[name] = float(value) / max(float(count), 1.0)
-                metrics["counts"][name] = float(count)
+                number = float(count)
+                metrics[name] = float(value) / max(number, 1.0)
+                metrics["counts"][name] = number
             metrics["verifier_seconds"] = self._seconds
             return state, metrics
 

@@ -107,7 +107,8 @@ def complete(
     """
     # Each completion's thought, its problem, its number among the problem's, and which of the thought's it is.
     rows = lengths_N.shape[0]
-    thoughts = rows // batch.draw_ids.shape[0]
+    problems = batch.draw_ids.shape[0]
+    thoughts = rows // problems
     rows_N = jnp.repeat(jnp.arange(rows), count)
     problems_N = rows_N // thoughts
     index_N = batch.draw_ids[problems_N]
@@ -119,17 +120,26 @@ def complete(
     def from_step(step):
         step_key = jax.random.fold_in(key, step)
         keys_N = noise.row_keys(step_key, index_N, number_N, completion_N)
-        given_N = jnp.minimum(lengths_N[rows_N], step)
-        begun = Trajectories(actions, given_N, tokens=rows_N[:, None], keys=keys_N)
+        whole_N = lengths_N[rows_N]
+        given_N = jnp.minimum(whole_N, step)
+        begun = Trajectories(
+            actions=actions,
+            lengths=given_N,
+            tokens=rows_N[:, None],
+            keys=keys_N,
+        )
         rules_N = jnp.full(len(rows_N), rule)
         completed = sample(policy, params, batch.prompts, keys_N, rules_N, given=begun)
         texts = completed.completions.reshape(rows, count, -1)
         lengths = completed.lengths.reshape(rows, count)
         return texts, lengths
 
+    def put_thoughts_first(x):
+        return jnp.moveaxis(x, 0, 1)
+
     steps = 1 + jnp.arange(policy.config.max_latents)
     by_step = jax.lax.map(from_step, steps)
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_step)
+    return jax.tree.map(put_thoughts_first, by_step)
 
 
 def rank_loss(scores_NT: jax.Array, shares_NT: jax.Array) -> jax.Array:
@@ -152,7 +162,8 @@ def make_loss(policy: Policy) -> LossFn:
         lengths_N = batch.lengths.reshape(-1)
         scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
         scores_BNT = scores_NT.reshape(problems, thoughts, steps)
-        loss = jax.vmap(rank_loss)(scores_BNT, batch.shares).sum()
+        losses_B = jax.vmap(rank_loss)(scores_BNT, batch.shares)
+        loss = losses_B.sum()
 
         # How often the thought that it likes best is right, beside how often any is.
         whole_BN = batch.shares[:, :, -1]
@@ -161,10 +172,12 @@ def make_loss(policy: Policy) -> LossFn:
         chosen_B1 = jnp.take_along_axis(whole_BN, best_B[:, None], axis=1)
         chosen = chosen_B1.sum()
         count = jnp.float32(problems)
-        return loss, {
+        shares_B = whole_BN.mean(axis=1)
+        metrics = {
             "loss": (loss, count),
             "chosen_share": (chosen, count),
-            "thought_share": (whole_BN.mean(axis=1).sum(), count),
+            "thought_share": (shares_B.sum(), count),
         }
+        return loss, metrics
 
     return loss_fn

@@ -45,11 +45,13 @@ class AccuracyWindow:
     @property
     def mean(self) -> float:
         """The mean of the accuracies that there are."""
-        return sum(self.accuracies) / max(len(self.accuracies), 1)
+        count = len(self.accuracies)
+        return sum(self.accuracies) / max(count, 1)
 
     def is_learned(self, until: float) -> bool:
         """Tell whether the window is full, and its mean at least `until`."""
-        return len(self.accuracies) == WINDOW and self.mean >= until
+        is_full = len(self.accuracies) == WINDOW
+        return is_full and self.mean >= until
 
 
 def _now() -> float:
@@ -62,10 +64,8 @@ def _obey() -> None:
 
     Ctrl-C in a terminal is for all; one that a reward has forked goes on, so that this one can finish its step.
     """
-    if (
-        getattr(signal.getsignal(signal.SIGTERM), "__func__", None)
-        is StageLoop._remember
-    ):
+    handler = signal.getsignal(signal.SIGTERM)
+    if getattr(handler, "__func__", None) is StageLoop._remember:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)  # which tells this one of a signal
 
@@ -148,18 +148,16 @@ class StageLoop:
         self._progress = Progress(name, total, start)
         self._means = Means(sums or {})
         self._tokens = tokens
-        self._pending: tuple[int, dict[str, Any], Any] | None = (
-            None  # the step whose metrics nobody has read yet
-        )
+        # The step whose metrics nobody has read yet.
+        self._pending: tuple[int, dict[str, Any], Any] | None = None
 
         # The clock, which stands still in `pause`.
         self._clock = _now()
         self._seconds = 0.0
         self._clock_step = start
         self._clock_tokens = self._count_generated()
-        self._verifier_seconds: float | None = (
-            None  # None: nothing is judged on the host
-        )
+        # None: nothing is judged on the host.
+        self._verifier_seconds: float | None = None
 
         # Signals are remembered, and obeyed between two steps.
         self._signal: int | None = None
@@ -168,9 +166,8 @@ class StageLoop:
         self._held = contextlib.ExitStack()
         if threading.current_thread() is threading.main_thread():
             for number in _STOPS:
-                self._held.callback(
-                    signal.signal, number, signal.signal(number, self._remember)
-                )
+                handler = signal.signal(number, self._remember)
+                self._held.callback(signal.signal, number, handler)
         self._held.callback(self._progress.close)
         self._held.callback(checkpoints.close)
 
@@ -228,7 +225,8 @@ class StageLoop:
     def should_save(self, step: int) -> bool:
         """Tell whether a checkpoint is due after this step, or the program was asked to stop. All processes ask."""
         self._asked_to_stop = hosts.any_of(self._signal is not None)
-        return step % self.checkpoint_every == 0 or self._asked_to_stop
+        is_due = step % self.checkpoint_every == 0
+        return is_due or self._asked_to_stop
 
     def save(
         self,
@@ -242,7 +240,9 @@ class StageLoop:
             SystemExit: after SIGINT or SIGTERM, once the state is saved.
         """
         self.flush()  # whoever goes on from here does not log this step again
-        self.checkpoints.save(state, {**(extra or {}), SUMS: self._means.sums}, replace)
+        saved = dict(extra or {})
+        saved[SUMS] = self._means.sums
+        self.checkpoints.save(state, saved, replace)
         if self._asked_to_stop:
             self.finish(state)  # which keeps what is saved of this step
 
@@ -282,7 +282,11 @@ class StageLoop:
 
     def _count_generated(self) -> float:
         """Count tokens since the last row, as far as they are known."""
-        return sum(self._means.sums.get(name, [0.0])[0] for name in self._tokens)
+        totals: list[float] = []
+        for name in self._tokens:
+            total, *_ = self._means.sums.get(name, [0.0])
+            totals.append(total)
+        return sum(totals)
 
     def _row_of_clock(self, step: int) -> dict[str, float]:
         """Return the clock's part of a row, without compilation, validation and what was before this command."""
@@ -292,7 +296,8 @@ class StageLoop:
         steps = step - self._clock_step
         metrics = {"seconds": seconds / steps}
         if self._verifier_seconds is not None:
-            metrics["verifier_seconds"] = min(self._verifier_seconds, seconds) / steps
+            judging = min(self._verifier_seconds, seconds)
+            metrics["verifier_seconds"] = judging / steps
             metrics["verifier_share"] = metrics["verifier_seconds"] / metrics["seconds"]
             self._verifier_seconds = 0.0
         self._seconds = 0.0
@@ -314,7 +319,8 @@ class StageLoop:
         learned_from = {} if skipped else metrics
 
         # Most steps have no row of their own.
-        if step % self.log_every and step < self.total:
+        has_row = step % self.log_every == 0 or step >= self.total
+        if not has_row:
             self._progress.update(step)
             return learned_from
 
@@ -330,17 +336,20 @@ class StageLoop:
                 scalars.get("cut", 0.0),
                 "max_answer_tokens",
             )
-        shown = {name: f"{scalars[name]:.3g}" for name in _SHOWN if name in scalars}
+        shown: dict[str, str] = {}
+        for name in _SHOWN:
+            if name in scalars:
+                shown[name] = f"{scalars[name]:.3g}"
         self._progress.update(step, shown)
         return learned_from
 
     def _give_up(self, step: int, batch: Any) -> None:
         """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""
         path = self.metrics_log.workdir.failed_batch(self.name, step)
-        pairs = jax.tree_util.tree_leaves_with_path(batch)
-        leaves: dict[str, Any] = {
-            jax.tree_util.keystr(at): hosts.gather_to_host(x) for at, x in pairs
-        }
+        leaves: dict[str, Any] = {}
+        for at, x in jax.tree_util.tree_leaves_with_path(batch):
+            name = jax.tree_util.keystr(at)
+            leaves[name] = hosts.gather_to_host(x)
         if hosts.is_first():
             np.savez_compressed(path, **leaves)
         raise UserError(

@@ -79,12 +79,12 @@ class _TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary
 
-        values = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in scalars.items()
-        ]
+        values = []
+        for name, value in scalars.items():
+            values.append(Summary.Value(tag=name, simple_value=value))
+        summary = Summary(value=values)
         self._events.write_event(
-            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+            Event(wall_time=time.time(), step=step, summary=summary)
         )
         self._events.flush()
 
@@ -94,8 +94,9 @@ class _TensorBoard:
 
         # A table in Markdown.
         names = list(completions[0])
-        rule = ["---" for _ in names]
-        lines = [" | ".join(names), " | ".join(rule)]
+        header = " | ".join(names)
+        rule = " | ".join("---" for _ in names)
+        lines = [header, rule]
         for row in completions:
             cells = map(_in_a_cell, row.values())
             lines.append(" | ".join(cells))
@@ -145,22 +146,18 @@ class _Wandb:
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         first, *_ = scalars
         stage, _, _ = first.partition("/")
+        step_name = f"{stage}/step"
         if stage not in self._stages:
-            self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+            self._run.define_metric(f"{stage}/*", step_metric=step_name)
             self._stages.add(stage)
-        self._run.log({**scalars, f"{stage}/step": step})
+        self._run.log({**scalars, step_name: step})
 
     def log_completions(self, completions: Sequence[Mapping[str, str]]) -> None:
         import wandb
 
         rows = [list(row.values()) for row in completions]
-        self._run.log(
-            {
-                "evaluate/completions": wandb.Table(
-                    columns=list(completions[0]), data=rows
-                )
-            }
-        )
+        table = wandb.Table(columns=list(completions[0]), data=rows)
+        self._run.log({"evaluate/completions": table})
 
     def finish(self) -> None:
         self._run.finish()
@@ -220,9 +217,11 @@ class _Trackio:
     def __init__(self, workdir: Path, config: dict[str, Any]):
         import trackio
 
+        name = workdir.resolve().name
+        own = _own_id(workdir, "trackio")
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", "slpo_jax"),
-            name=f"{workdir.resolve().name}-{_own_id(workdir, 'trackio')}",
+            name=f"{name}-{own}",
             config=config,
             resume="allow",
         )
@@ -234,14 +233,9 @@ class _Trackio:
         import pandas as pd
         import trackio
 
-        self._run.log(
-            {
-                "evaluate/completions": trackio.Table(
-                    dataframe=pd.DataFrame(completions)
-                )
-            },
-            step=0,
-        )
+        frame = pd.DataFrame(completions)
+        table = trackio.Table(dataframe=frame)
+        self._run.log({"evaluate/completions": table}, step=0)
 
     def finish(self) -> None:
         self._run.finish()
@@ -304,7 +298,8 @@ class MetricsLog:
             return
         for name in names:
             try:
-                self._trackers[name] = TRACKERS[name](self.workdir.root, config)
+                start = TRACKERS[name]
+                self._trackers[name] = start(self.workdir.root, config)
             except Exception as error:  # of a library, or the user's code, either of which can raise anything
                 reason = in_a_line(error)
                 raise UserError(
@@ -373,18 +368,21 @@ class MetricsLog:
         """
         path = self.workdir.trackers
         what = digest([figures, completions])
-        if (
-            not (names and hosts.is_first())
-            or read_json(path, default={}).get("evaluated") == what
-        ):
+        if not names or not hosts.is_first():
             return
+        known = read_json(path, default={})
+        if known.get("evaluated") == what:
+            return
+
+        # Figures are logged as one row, at step 0.
         if not self._started:
             self.start(names, config)
-        self._track(
-            EVALUATE,
-            0,
-            {f"{EVALUATE}/{name}": value for name, value in figures.items()},
-        )
+        scalars: dict[str, float] = {}
+        for name, value in figures.items():
+            scalars[f"{EVALUATE}/{name}"] = value
+        self._track(EVALUATE, 0, scalars)
+
+        # Some trackers take texts too.
         for name, tracker in list(self._trackers.items()):
             if completions and hasattr(tracker, "log_completions"):
                 try:
@@ -395,11 +393,12 @@ class MetricsLog:
                         name,
                         in_a_line(error),
                     )
-        write_text(
-            path,
-            json.dumps(read_json(path, default={}) | {"evaluated": what}, indent=1)
-            + "\n",
-        )
+
+        # A tracker that was started just now has written its id there.
+        known = read_json(path, default={})
+        known["evaluated"] = what
+        text = json.dumps(known, indent=1)
+        write_text(path, f"{text}\n")
 
     def _track(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -425,23 +424,18 @@ class MetricsLog:
 
 def _timeless(row: dict[str, Any]) -> str:
     """Remove what depends on the clock: a run that goes on writes the same row again."""
-    return to_json(
-        {name: value for name, value in row.items() if name not in CLOCK},
-        sort_keys=True,
-    )
+    timeless = {name: value for name, value in row.items() if name not in CLOCK}
+    return to_json(timeless, sort_keys=True)
 
 
 def _parse_row(line: str) -> dict[str, Any] | None:
     """Parse a row; None for what is none."""
     try:
         row = json.loads(line)
-        return (
-            row
-            if isinstance(row["stage"], str) and isinstance(row["step"], int)
-            else None
-        )
+        is_row = isinstance(row["stage"], str) and isinstance(row["step"], int)
     except (ValueError, TypeError, KeyError):
         return None
+    return row if is_row else None
 
 
 class Means:
@@ -469,10 +463,10 @@ class Means:
         """Return the means, 0 over nothing; then begin anew."""
         sums = self.sums
         self.sums = {}
-        return {
-            name: total / count if count else 0.0
-            for name, (total, count) in sums.items()
-        }
+        means: dict[str, float] = {}
+        for name, (total, count) in sums.items():
+            means[name] = total / count if count else 0.0
+        return means
 
 
 def warn_of_cuts(label: str, share: float, key: str) -> bool:

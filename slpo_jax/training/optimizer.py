@@ -46,7 +46,10 @@ class OptimizerConfig(Checked):
         super().__post_init__()
         if self.total_steps is None:
             return
-        most = self.total_steps if self.schedule == "constant" else self.total_steps - 1
+        # A rate that falls has at least one step to fall in.
+        most = self.total_steps
+        if self.schedule != "constant":
+            most -= 1
         if self.warmup_steps > most:
             remedy = f"a {self.schedule} schedule of {self.total_steps} steps in all has room for {most}: lower it, or "
             raise FieldError(
@@ -104,6 +107,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         parameters. The number of steps taken, which the schedule follows, is part of its state.
     """
     mask = None if config.decay_vectors else _matrices
+    schedule = make_schedule(config)
     if config.name == "adafactor":
         # Without a rate, optax's own decay is left unscaled; the rate that comes last multiplies both.
         scale = optax.adafactor(
@@ -112,14 +116,14 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             weight_decay_rate=config.weight_decay or None,
             weight_decay_mask=mask,
         )
-        rate = optax.scale_by_learning_rate(make_schedule(config), flip_sign=False)
+        rate = optax.scale_by_learning_rate(schedule, flip_sign=False)
         descent = optax.chain(scale, rate)
     else:
-        schedule = make_schedule(config)
         descent = optax.adamw(schedule, weight_decay=config.weight_decay, mask=mask)
     if config.clip_norm is None:
         return descent
-    return optax.chain(_clip(config.clip_norm), descent)
+    clip = _clip(config.clip_norm)
+    return optax.chain(clip, descent)
 
 
 def steps_taken(opt_state: chex.ArrayTree) -> jax.Array:
@@ -135,7 +139,12 @@ def _clip(most: float) -> optax.GradientTransformation:
     def clip(updates: chex.ArrayTree, params: chex.ArrayTree | None) -> chex.ArrayTree:
         norm = optax.tree.norm(updates)
         factor = jnp.minimum(1.0, most / norm)
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+
+        def scale(gradient):
+            own_factor = factor.astype(gradient.dtype)
+            return gradient * own_factor
+
+        return jax.tree.map(scale, updates)
 
     return optax.stateless(clip)
 

@@ -69,7 +69,9 @@ class Chosen:
 
 def best_right(scores_BN: jax.Array, rewards_BN: jax.Array) -> jax.Array:
     """Choose, int [B], the right sample (reward 1 or more) with the largest score, the first on a tie."""
-    return jnp.argmax(jnp.where(rewards_BN >= 1, scores_BN, -jnp.inf), axis=1)
+    is_right_BN = rewards_BN >= 1
+    right_scores_BN = jnp.where(is_right_BN, scores_BN, -jnp.inf)
+    return jnp.argmax(right_scores_BN, axis=1)
 
 
 def make_choice(
@@ -100,9 +102,11 @@ def make_choice(
     def by_rows(function):
         def local(params, batch, key):
             params = policy.reasoner.stack(params)
-            return map_micro_batches(
-                lambda part: function(params, part, key), batch, config.micro_batches
-            )
+
+            def of_part(part):
+                return function(params, part, key)
+
+            return map_micro_batches(of_part, batch, config.micro_batches)
 
         return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
 
@@ -138,10 +142,16 @@ def _choose(
 ) -> Chosen:
     """Choose of each prompt's N samples the right one with the largest score."""
     best_B = best_right(scores_BN, rewards_BN)
-    samples = scores_BN.shape[1]
-    rows_B = jnp.arange(best_B.size) * samples + best_B
+    problems, samples = scores_BN.shape
+    first_B = jnp.arange(problems) * samples
+    rows_B = first_B + best_B
     chosen = jax.tree.map(lambda x: x[rows_B], trajectories)
-    return Chosen(batch.prompts, chosen, (rewards_BN >= 1).any(axis=1))
+    is_right_BN = rewards_BN >= 1
+    return Chosen(
+        prompts=batch.prompts,
+        trajectories=chosen,
+        right_B=is_right_BN.any(axis=1),
+    )
 
 
 def make_loss(policy: Policy) -> LossFn:

@@ -70,12 +70,16 @@ class RlConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(set(self.objectives)) < len(self.objectives):
+        distinct = set(self.objectives)
+        if len(distinct) < len(self.objectives):
             raise FieldError(self, "objectives", "give each name once")
-        columns = [list(column) for column in zip(*self.capacities, strict=True)]
-        if self.capacities[-1:] != ((1, 1),) or any(
-            column != sorted(column) for column in columns
-        ):
+
+        # The shares of latent slots ascend, those of answer slots too, and the last pair has room for all.
+        ascends = True
+        for shares in zip(*self.capacities, strict=True):
+            ascends &= list(shares) == sorted(shares)
+        has_room_for_all = self.capacities[-1:] == ((1, 1),)
+        if not has_room_for_all or not ascends:
             raise FieldError(
                 self,
                 "capacities",

@@ -85,13 +85,23 @@ def are_mixed(rewards_BG: jax.Array) -> jax.Array:
 
 def select_informative(*rolled: RolledBatch) -> RolledBatch:
     """Return the first B groups of rollouts of B prompts each, mixed ones before the others, each kind in order."""
-    widest = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
+
+    def join(*arrays):
+        return jnp.concatenate(arrays)
+
+    # Pad the prompts of all batches to the widest, and make one batch of them.
+    widest = 0
+    for batch, _, _ in rolled:
+        _, slots = batch.prompts.tokens.shape
+        widest = max(widest, slots)
     padded = [_pad_prompts(rollout, widest) for rollout in rolled]
-    whole = jax.tree.map(lambda *x: jnp.concatenate(x), *padded)
-    batch, _, _ = rolled[0]
+    whole = jax.tree.map(join, *padded)
+
+    # As many groups as the first batch has.
     _, _, rewards_BG = whole
     mixed_B = are_mixed(rewards_BG)
     mixed_first = jnp.argsort(~mixed_B, stable=True)
+    batch, _, _ = rolled[0]
     size = len(batch.draw_ids)
     return _take_groups(whole, mixed_first[:size])
 
@@ -188,12 +198,14 @@ def make_filtered_step(
             batches += 1
 
         # Improve on mixed groups alone.
-        mixed = min(int(totals["mixed"][0]), size)
+        mixed_groups, _ = totals["mixed"]
+        mixed = min(int(mixed_groups), size)
         metrics: dict[str, Any] = {"counts": {}}
         if mixed == size:
             state, metrics = improve(state, rolled)
         elif mixed:
-            state, metrics = improve(state, cycle(rolled))
+            cycled = cycle(rolled)
+            state, metrics = improve(state, cycled)
         else:
             state = skip(state)
 

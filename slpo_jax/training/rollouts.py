@@ -59,8 +59,10 @@ def make_batch(
     # Prompts lie end to end where that is much less than their slots.
     packed_slots = 0
     if max_tokens:
-        packed_slots = end_to_end(max_tokens, batch_size // shards, valid.shape[1])
-    longest = int(valid.reshape(shards, -1).sum(axis=1).max())
+        _, slots = valid.shape
+        packed_slots = end_to_end(max_tokens, batch_size // shards, slots)
+    tokens_of_shards = valid.reshape(shards, -1).sum(axis=1)
+    longest = int(tokens_of_shards.max())
     if packed_slots and longest > packed_slots:
         raise ValueError(
             f"max_tokens: {max_tokens} is too low for a shard of step {step}, whose prompts have {longest} tokens"
@@ -70,7 +72,8 @@ def make_batch(
     # What completions are judged by on the device, and what they would be in tokens.
     references = np.zeros((batch_size, 0), np.uint8)
     if encode:
-        references = encode([problems.problems[i] for i in indices])
+        drawn = [problems.problems[i] for i in indices]
+        references = encode(drawn)
     answers = None
     if answer_slots:
         suffixes = [problems.suffix(i, None) for i in indices]
@@ -80,9 +83,16 @@ def make_batch(
     # A problem's randomness is numbered by how often it has come in the batches that are used together.
     together = []
     for earlier_step in earlier_steps:
-        together.append(batch_indices(seed, earlier_step, len(problems), batch_size))
-    numbers = draw_numbers(np.concatenate([*together, indices]), len(problems))
-    return PromptedBatch(prompts, references, numbers[-batch_size:], answers)
+        earlier = batch_indices(seed, earlier_step, len(problems), batch_size)
+        together.append(earlier)
+    together.append(indices)
+    numbers = draw_numbers(np.concatenate(together), len(problems))
+    return PromptedBatch(
+        prompts=prompts,
+        references=references,
+        draw_ids=numbers[-batch_size:],
+        answers=answers,
+    )
 
 
 def roll_out(
@@ -115,9 +125,11 @@ def roll_out(
     if reward is None:
         return trajectories, None
     references = repeat_rows(batch.references, group)
-    rewards_N = reward(trajectories.completions, references).astype(jnp.float32)
+    rewards_N = reward(trajectories.completions, references)
+    rewards_N = rewards_N.astype(jnp.float32)
     if unjudged.overrides_truncated:
-        rewards_N = unjudged.settle(rewards_N, are_truncated(policy, trajectories))
+        truncated_N = are_truncated(policy, trajectories)
+        rewards_N = unjudged.settle(rewards_N, truncated_N)
     return trajectories, rewards_N.reshape(-1, group)
 
 
@@ -160,8 +172,10 @@ def make_sampling(
 def extremes(rewards_BG: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the lowest and the highest reward of each group, [B]; inf and -inf where all are masked, as NaN."""
     masked_BG = jnp.isnan(rewards_BG)
-    low_B = jnp.where(masked_BG, jnp.inf, rewards_BG).min(axis=1)
-    high_B = jnp.where(masked_BG, -jnp.inf, rewards_BG).max(axis=1)
+    or_highest_BG = jnp.where(masked_BG, jnp.inf, rewards_BG)
+    low_B = or_highest_BG.min(axis=1)
+    or_lowest_BG = jnp.where(masked_BG, -jnp.inf, rewards_BG)
+    high_B = or_lowest_BG.max(axis=1)
     return low_B, high_B
 
 

@@ -94,16 +94,17 @@ class StageCheckpoints:
             self._manager.reload()
         self._check_room(state)
         # What is written in the background is as it is now: the caller may change its dicts at the next step.
-        saved = (state.params, _rest(state))
+        params = state.params
+        rest = _rest(state)
         facts = as_json(extra or {})
         if xla_cpu.on_cpu():
             # There the copy being written may be the buffer itself, which the next step gives away.
-            saved = jax.tree.map(jnp.copy, saved)
+            params, rest = jax.tree.map(jnp.copy, (params, rest))
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardSave(saved[0]),
-                rest=ocp.args.StandardSave(saved[1]),
+                params=ocp.args.StandardSave(params),
+                rest=ocp.args.StandardSave(rest),
                 extra=ocp.args.JsonSave(facts),
             ),
         )
@@ -111,10 +112,8 @@ class StageCheckpoints:
 
     def _check_room(self, state: TrainState) -> None:
         """Orbax on a full disk fails in several threads, with pages about each."""
-        needed = (
-            sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
-            + _SLACK
-        )
+        arrays = jax.tree.leaves((state.params, state.opt_state))
+        needed = sum(x.nbytes for x in arrays) + _SLACK
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise self._save_error(
@@ -135,23 +134,24 @@ class StageCheckpoints:
     def _take_back(self) -> None:
         """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
         if hosts.is_first():
-            for path in (
-                path for path in entries(self.directory) if path.suffix == ".replaced"
-            ):
-                if path.with_suffix("").exists():
+            for path in entries(self.directory):
+                if path.suffix != ".replaced":
+                    continue
+                whole = path.with_suffix("")
+                if whole.exists():
                     shutil.rmtree(path)
                 else:
-                    path.rename(path.with_suffix(""))
+                    path.rename(whole)
         hosts.barrier("taken back")
 
     def _checksum(self, step: int) -> None:
         self._manager.wait_until_finished()
         if hosts.is_first():
             # Orbax's own `restore` then reads the parameters on any devices, and not only on as many as these.
-            (self.directory / str(step) / "params" / "_sharding").unlink(
-                missing_ok=True
-            )
-            write_checksums(self.directory / str(step))
+            checkpoint = self.directory / str(step)
+            sharding = checkpoint / "params" / "_sharding"
+            sharding.unlink(missing_ok=True)
+            write_checksums(checkpoint)
             shutil.rmtree(self._replaced_path(step), ignore_errors=True)
 
     def wait(self) -> None:
@@ -182,22 +182,22 @@ class StageCheckpoints:
             OSError: one is there, and can't be read; none is deleted.
         """
         problems: dict[int, str] = {}
-        for step in sorted(self._manager.all_steps(), reverse=True)[
-            : 1 if newest else None
-        ]:
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        if newest:
+            steps = steps[:1]
+        for step in steps:
             problem = damage(self.directory / str(step))
             if not problem:
                 try:
                     found = self._restore(step, like)
-                except (
-                    Exception
-                ) as error:  # Orbax has none of its own for a file that is damaged
+                except Exception as error:
+                    # Orbax has none of its own for a file that is damaged.
+                    text = str(error)
                     gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-                    if (
-                        isinstance(error, OSError) and not gone
-                    ) or "RESOURCE_EXHAUSTED" in str(error):
+                    unreadable = isinstance(error, OSError) and not gone
+                    if unreadable or "RESOURCE_EXHAUSTED" in text:
                         raise
-                    problem = " ".join(str(error).split())[:200]
+                    problem = " ".join(text.split())[:200]
                 else:
                     self._give_up(problems, step)
                     return found
@@ -219,9 +219,9 @@ class StageCheckpoints:
             raise UserError(
                 f"{self.directory}: holds no whole checkpoint ({problem}); delete it to run the stage anew"
             )
-        return self._manager.restore(
-            self.latest_step, args=ocp.args.Composite(extra=ocp.args.JsonRestore())
-        )["extra"]
+        asked = ocp.args.Composite(extra=ocp.args.JsonRestore())
+        found = self._manager.restore(self.latest_step, args=asked)
+        return found["extra"]
 
     def _give_up(self, problems: dict[int, str], step: int) -> None:
         for late, problem in problems.items():
@@ -251,11 +251,17 @@ class StageCheckpoints:
             ),
         )
         rest = found["rest"]
-        key = jax.random.wrap_key_data(rest["key"], impl=jax.random.key_impl(like.key))
-        parts = {name: rest[name] for name in ("step", "opt_state", "skipped")}
-        return dataclasses.replace(
-            like, params=found["params"], key=key, **parts
-        ), found["extra"]
+        implementation = jax.random.key_impl(like.key)
+        key = jax.random.wrap_key_data(rest["key"], impl=implementation)
+        state = dataclasses.replace(
+            like,
+            step=rest["step"],
+            params=found["params"],
+            opt_state=rest["opt_state"],
+            key=key,
+            skipped=rest["skipped"],
+        )
+        return state, found["extra"]
 
     def close(self) -> None:
         """Wait for saves under way."""

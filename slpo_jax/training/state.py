@@ -59,7 +59,8 @@ def split_micro_batches(batch: Any, micro_batches: int) -> Any:
 
     def cut(x):
         rows, *shape = x.shape
-        return x.reshape(micro_batches, rows // micro_batches, *shape)
+        size = rows // micro_batches
+        return x.reshape(micro_batches, size, *shape)
 
     return jax.tree.map(cut, batch)
 
@@ -70,11 +71,13 @@ def map_micro_batches(
     """Run function(batch), rows to rows, on one micro-batch after the other."""
     if micro_batches == 1:
         return function(batch)
-    results = jax.lax.map(function, split_micro_batches(batch, micro_batches))
+    batches = split_micro_batches(batch, micro_batches)
+    results = jax.lax.map(function, batches)
 
     def join(x):
-        _, rows, *shape = x.shape
-        return x.reshape(micro_batches * rows, *shape)
+        _, size, *shape = x.shape
+        rows = micro_batches * size
+        return x.reshape(rows, *shape)
 
     return jax.tree.map(join, results)
 
@@ -85,12 +88,15 @@ def take_minibatch(batch: Any, number: jax.Array, minibatches: int) -> Any:
     A prompt's G rows are consecutive. On however many devices the rows are, these are the same prompts, and as many on
     each.
     """
-    prompts = min(x.shape[0] for x in jax.tree.leaves(batch))
+    # Arrays with one row a prompt are the shortest.
+    rows_of_arrays = [x.shape[0] for x in jax.tree.leaves(batch)]
+    prompts = min(rows_of_arrays)
 
     def cut(x):
         rows, *shape = x.shape
         group = rows // prompts
-        by_place = x.reshape(prompts // minibatches, minibatches, group, *shape)
+        places = prompts // minibatches
+        by_place = x.reshape(places, minibatches, group, *shape)
         taken = jnp.take(by_place, number, axis=1)
         return taken.reshape(rows // minibatches, *shape)
 
@@ -118,7 +124,8 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
                 return of_batch(trained, frozen, batch, key)
 
             def add(sums, batch):
-                sums = jax.tree.map(jnp.add, sums, one(batch))
+                more = one(batch)
+                sums = jax.tree.map(jnp.add, sums, more)
                 return sums, None
 
             # Micro-batches one after the other, whose gradients and metrics are sums.
@@ -149,7 +156,10 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
 
 
 def _where(condition: jax.Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda x, before: jnp.where(condition, x, before), new, old)
+    def choose(after, before):
+        return jnp.where(condition, after, before)
+
+    return jax.tree.map(choose, new, old)
 
 
 def _update(
@@ -190,9 +200,17 @@ def init_state(
     if not layout.is_sharded:
         params = replicate(params, layout.mesh)
     copies = copy_params(params, layout)
-    counters = (jnp.int32(0), jnp.copy(key), jnp.zeros(2, jnp.int32))
-    step, key, skipped = replicate(counters, layout.mesh)
-    return TrainState(step, copies, opt_state, key, skipped)
+    step = jnp.int32(0)
+    key = jnp.copy(key)
+    skipped = jnp.zeros(2, jnp.int32)
+    step, key, skipped = replicate((step, key, skipped), layout.mesh)
+    return TrainState(
+        step=step,
+        params=copies,
+        opt_state=opt_state,
+        key=key,
+        skipped=skipped,
+    )
 
 
 def copy_params(params: Params, layout: Layout) -> Params:
@@ -201,8 +219,10 @@ def copy_params(params: Params, layout: Layout) -> Params:
     def copy(tree):
         return jax.tree.map(jnp.copy, tree)
 
-    shardings = layout.shardings(layout.specs(params))
-    return jax.jit(copy, out_shardings=shardings)(params)
+    specs = layout.specs(params)
+    shardings = layout.shardings(specs)
+    copy_sharded = jax.jit(copy, out_shardings=shardings)
+    return copy_sharded(params)
 
 
 def init_optimizer(
@@ -215,7 +235,8 @@ def init_optimizer(
     shapes = jax.eval_shape(optimizer.init, trained)
     specs = layout.state_specs(optimizer, trained, shapes)
     shardings = layout.shardings(specs)
-    return jax.jit(optimizer.init, out_shardings=shardings)(trained)
+    init_sharded = jax.jit(optimizer.init, out_shardings=shardings)
+    return init_sharded(trained)
 
 
 def make_train_step(
@@ -263,18 +284,22 @@ def make_train_step(
         metrics["counts"] = counts
         metrics["grad_norm"] = optax.tree.norm(grads)
         if schedule is not None:
-            metrics["learning_rate"] = schedule(steps_taken(opt_state))
+            taken = steps_taken(opt_state)
+            metrics["learning_rate"] = schedule(taken)
 
         # What is not finite changes nothing.
         finite = jnp.isfinite(metrics["grad_norm"])
         finite &= jnp.isfinite(metrics["loss"])
         part, opt_state = _update(optimizer, grads, part, opt_state, finite)
-        part = layout.pin(part, layout.specs(part))
+        part_specs = layout.specs(part)
+        part = layout.pin(part, part_specs)
         state_specs = layout.state_specs(optimizer, part, opt_state)
         opt_state = layout.pin(opt_state, state_specs)
         return part, opt_state, metrics, finite
 
-    update_parts = update if updates == 1 else _repeat(update, updates, minibatches)
+    update_parts: Callable = update
+    if updates != 1:
+        update_parts = _repeat(update, updates, minibatches)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
         # Parts that are only carried along are not read.

@@ -53,10 +53,12 @@ def recipe_of(
         UserError: it is not to be used with these settings.
     """
 
-    def made(name: str, *base: Recipe) -> Recipe:
-        return dataclasses.replace(getattr(settings, name)(settings, *base), name=name)
+    def make(name: str, *base: Recipe) -> Recipe:
+        own_settings = getattr(settings, name)
+        recipe = own_settings(settings, *base)
+        return dataclasses.replace(recipe, name=name)
 
-    recipe = made(settings.recipe or default, made(default))
+    recipe = make(settings.recipe or default, make(default))
     return with_lora(recipe, settings.lora, tokens) if settings.lora.rank else recipe
 
 

@@ -101,7 +101,8 @@ class AdaptiveLength(Distillation):
         self, settings: ImitateSettings, problems: EncodedProblems
     ) -> list[Phase]:
         """Return the phases, of which the last has slots for the longest thought of these problems."""
-        slots = int(max(self.lengths(problems, range(len(problems))), default=0))
+        lengths = self.lengths(problems, range(len(problems)))
+        slots = int(max(lengths, default=0))
         cot = Phase(
             name="cot",
             start=0,
@@ -122,15 +123,19 @@ class AdaptiveLength(Distillation):
 
     def lengths(self, problems: EncodedProblems, indices: Any) -> np.ndarray:
         """Return the number of latents of each of these problems, int [B]."""
-        steps_B = np.array([len(problems.steps[i]) for i in indices], np.int32)
+        counts = [len(problems.steps[index]) for index in indices]
+        steps_B = np.array(counts, np.int32)
         latents_B = self.latents + self.latents_a_step * steps_B
         return np.minimum(latents_B, self.most).astype(np.int32)
 
     def position(self, template, ids, answer):
         """Return the index of the first token behind "The answer is:", the answer's or a lone space's."""
-        before = template.answer_text(answer).removesuffix(answer).rstrip()
-        ends = accumulate(len(template.token_bytes[token]) for token in ids)
-        return sum(end <= len(before.encode()) for end in ends)
+        text = template.answer_text(answer)
+        before = text.removesuffix(answer).rstrip()
+        begin = len(before.encode())
+        # Count the tokens that end before the answer begins.
+        sizes = [len(template.token_bytes[token]) for token in ids]
+        return sum(end <= begin for end in accumulate(sizes))
 
     def rows(self, draw: Draw) -> AdaptiveBatch:
         """Make the rows of one step."""
@@ -147,7 +152,8 @@ class AdaptiveLength(Distillation):
         suffix = batch.student.suffix._replace(weights=is_token_BA * weight)
         student = dataclasses.replace(batch.student, latents=latents_B, suffix=suffix)
         whole = vars(batch) | {"student": student}
-        return AdaptiveBatch(**whole, choice_weights=np.full(rows, weight, np.float32))
+        weights_B = np.full(rows, weight, np.float32)
+        return AdaptiveBatch(**whole, choice_weights=weights_B)
 
     def loss(  # type: ignore[override]  # it makes its own batches, and has no gate
         self, policy: Policy, params, batch: AdaptiveBatch, key
@@ -184,8 +190,11 @@ class AdaptiveLength(Distillation):
         choices_B = self.choices(policy, params, thought, batch.student.latents)
         student = answers + jnp.sum(batch.choice_weights * choices_B)
         # The first level is the embeddings', which the published distance leaves out.
-        distance = distillation(student_BMD[:, 1:], teacher_BMD[:, 1:]).sum()
-        loss = student + self.teacher_factor * teacher + self.distil_factor * distance
+        student_BMD = student_BMD[:, 1:]
+        teacher_BMD = teacher_BMD[:, 1:]
+        distance = distillation(student_BMD, teacher_BMD).sum()
+        loss = student + self.teacher_factor * teacher
+        loss += self.distil_factor * distance
         parts = {
             "loss": (loss, rows),
             "student": (student, rows),
@@ -201,8 +210,10 @@ class AdaptiveLength(Distillation):
         latent_policy = policy.latent_policy
         assert latent_policy.halting_log_prob is not None
         stop_BT = latent_policy.stop_logits(params, thought.actions)
-        is_fed_BT = jnp.arange(stop_BT.shape[1])[None] < latents_B[:, None]
-        going_on_B = jnp.sum(jax.nn.log_sigmoid(-stop_BT), axis=1, where=is_fed_BT)
+        steps_T = jnp.arange(stop_BT.shape[1])
+        is_fed_BT = steps_T[None] < latents_B[:, None]
+        going_on_BT = jax.nn.log_sigmoid(-stop_BT)
+        going_on_B = jnp.sum(going_on_BT, axis=1, where=is_fed_BT)
         last_N1D = thought.hidden_ND[:, None]
         stopping_BT = latent_policy.halting_log_prob(params, last_N1D)
         return -(going_on_B + stopping_BT[:, 0])

@@ -92,7 +92,8 @@ class Compression(RecipeSettings):
 def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
     """Cut the tokens of all steps into chunks of so many."""
     tokens = list(chain.from_iterable(steps))
-    return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
+    starts = range(0, len(tokens), speed)
+    return [tokens[at : at + speed] for at in starts]
 
 
 def pool(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
@@ -135,7 +136,8 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
         dropout=noise.answer_dropout(keys_B, slots_S, rate, "all"),
     )
     # The state before a slot says its token: the prompt's last one says the first.
-    before_BLD = jnp.concatenate([first_BD[:, None], hidden_BSD], axis=1)
+    first_B1D = first_BD[:, None]
+    before_BLD = jnp.concatenate([first_B1D, hidden_BSD], axis=1)
     mask_BL = batch.weights != 0
     log_probs_BL, likeliest_BL = reasoner.log_probs(
         params, before_BLD, batch.targets, mask_BL, likeliest=True
@@ -224,7 +226,8 @@ def chunk_recipe(
         sizes = list[Needs]()
         texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
         for prompt, steps, answer in texts:
-            size = len(split(steps, 1)) + 1 + len(answer) + 1
+            thought = split(steps, 1)
+            size = len(thought) + 1 + len(answer) + 1
             positions = len(prompt) - 1 + size
             chunks = split(steps, highest)
             longest = max(map(len, chunks), default=1)
@@ -257,7 +260,8 @@ def chunk_recipe(
         # Fill a row's slots: the mark, the thought's chunks, the mark, the answer.
         count = len(indices)
         slots = draw.fit(longest)
-        ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
+        most_tokens = draw.slots[1]
+        ids = np.full((count, slots, most_tokens), template.pad_id, np.int32)
         sizes = np.zeros((count, slots), np.int32)
         chunks = np.zeros((count, slots), bool)
         predicted = np.zeros((count, slots), np.float32)
@@ -266,12 +270,16 @@ def chunk_recipe(
         texts = []
         for row, (thought, answer) in enumerate(pairs):
             answer_slots = [[token] for token in answer]
-            for slot, tokens in enumerate([[mark], *thought, [mark], *answer_slots]):
+            row_slots = [[mark], *thought, [mark], *answer_slots]
+            for slot, tokens in enumerate(row_slots):
                 size = len(tokens)
                 ids[row, slot, :size] = tokens
                 sizes[row, slot] = size
             # Of each chunk one token, drawn at random, is the target.
-            label = [tokens[labels.integers(len(tokens))] for tokens in thought]
+            label: Ids = []
+            for tokens in thought:
+                place = labels.integers(len(tokens))
+                label.append(tokens[place])
             text = [template.pad_id, mark, *label, mark, *answer, template.eos_id]
             texts.append(text)
             end = 1 + len(thought)
@@ -281,9 +289,9 @@ def chunk_recipe(
         _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
         weights = weights * (count / weights.sum())
         predicted = predicted * (count / predicted.sum())
-        prompts = draw.prompts([row[:-1] for row in prompt_ids])
+        prompts = [row[:-1] for row in prompt_ids]
         return ChunkBatch(
-            prompts=prompts,
+            prompts=draw.prompts(prompts),
             ids=ids,
             sizes=sizes,
             targets=targets,

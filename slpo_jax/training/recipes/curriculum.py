@@ -102,9 +102,12 @@ def phases(
 
 def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
     """Count each problem's `Needs`: positions, and slots of its suffix."""
-    sizes = [problems.suffix_size(i, phase.dropped) - 1 for i in range(len(problems))]
-    before = [len(prompt) + phase.latent_slots for prompt in problems.prompts]
-    return [(first + size, size) for first, size in zip(before, sizes, strict=True)]
+    sizes = list[Needs]()
+    for index in range(len(problems)):
+        before = len(problems.prompts[index]) + phase.latent_slots
+        size = problems.suffix_size(index, phase.dropped) - 1
+        sizes.append((before + size, size))
+    return sizes
 
 
 def imitation_batch(
@@ -126,13 +129,15 @@ def imitation_batch(
     rows = len(indices)
     removed_B = np.broadcast_to(removed, rows)
     stages_B = np.broadcast_to(stages, rows)
-    steps_B = np.array([max(1, len(problems.steps[i])) for i in indices])
+    counts = [len(problems.steps[index]) for index in indices]
+    steps_B = np.maximum(1, counts)
     # The number of latents is the phase's, or drawn between a problem's steps and the slots.
     latents: Any = phase.latents
     if latents is None:
         most = np.maximum(steps_B, phase.latent_slots)
+        choices_B = most - steps_B + 1
         draws_B = draw.rng(noise.Stream.LATENT_COUNTS).random(rows)
-        numbers = steps_B + np.floor(draws_B * (most - steps_B + 1))
+        numbers = steps_B + np.floor(draws_B * choices_B)
         latents = np.minimum(numbers, phase.latent_slots)
     # A row at an earlier stage has that one's, and a short problem may have fewer.
     latents = np.where(stages_B < 0, latents, stages_B * c_thought)
@@ -142,19 +147,21 @@ def imitation_batch(
     suffixes = list[Ids]()
     stops_B = np.zeros(rows, np.float32)
     for row, index in enumerate(indices):
-        dropped = phase.dropped if stages_B[row] < 0 else int(stages_B[row])
+        dropped = phase.dropped
+        if stages_B[row] >= 0:
+            dropped = int(stages_B[row])
         suffixes.append(problems.suffix(index, dropped, removed_B[row]))
         if dropped is None or steps_B[row] <= dropped:
             stops_B[row] = 1.0
     # Without a closing text the prompt's last token, the end marker, begins the suffix.
     last = None if problems.template.closing_ids else -1
-    prompts = draw.prompts([problems.prompts[i][:last] for i in indices])
+    prompts = [problems.prompts[index][:last] for index in indices]
     return ImitationBatch(
-        prompts,
-        latents.astype(np.int32),
-        draw.suffixes(suffixes),
-        draw.draw_ids,
-        stops_B,
+        prompts=draw.prompts(prompts),
+        latents=latents.astype(np.int32),
+        suffix=draw.suffixes(suffixes),
+        draw_ids=draw.draw_ids,
+        stops=stops_B,
     )
 
 
@@ -164,10 +171,11 @@ def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
     Args:
         last: the stage before the one in which all steps are gone.
     """
-    draws_2B = draw.rng(noise.Stream.EARLIER_STAGES).random((2, len(draw.indices)))
+    rng = draw.rng(noise.Stream.EARLIER_STAGES)
+    kind_B, stage_B = rng.random((2, len(draw.indices)))
     before = last + 1 if draw.phase.dropped is None else draw.phase.dropped
-    is_earlier_B = (draws_2B[0] < mix) & (before > 0)
-    stages_B = np.where(is_earlier_B, np.floor(draws_2B[1] * before), -1)
+    is_earlier_B = (kind_B < mix) & (before > 0)
+    stages_B = np.where(is_earlier_B, np.floor(stage_B * before), -1)
     return stages_B.astype(np.int64)
 
 
@@ -244,10 +252,13 @@ def stop_term(
     # At a threshold of 0.5 the gate fires where its logit is not negative.
     fires_BT = logits_BT >= 0
     fires_there_B = jnp.take_along_axis(fires_BT, place_B1, axis=1)[:, 0]
-    is_first_B = fires_there_B & (jnp.argmax(fires_BT, axis=1) == place_B1[:, 0])
+    first_B = jnp.argmax(fires_BT, axis=1)
+    is_first_B = fires_there_B & (first_B == place_B1[:, 0])
     total = jnp.sum(log_probs_B * batch.stops)
     right_B = is_first_B | (batch.stops == 0)
-    return -weight * total, right_B, {"stop_log_likelihood": (total, batch.stops.sum())}
+    of_stops = -weight * total
+    metrics = {"stop_log_likelihood": (total, batch.stops.sum())}
+    return of_stops, right_B, metrics
 
 
 def cross_entropy(
@@ -308,7 +319,9 @@ def loss(
     )
     total = of_words + of_stops
     _, tokens = metrics["loss"]
-    return total, metrics | stop_metrics | {"loss": (total, tokens)}, thought
+    metrics |= stop_metrics
+    metrics["loss"] = (total, tokens)
+    return total, metrics, thought
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,8 +406,13 @@ class Internalization(RecipeSettings):
         """
         indices = usable(problems, settings.max_tokens)
         epoch = -(-len(indices) // settings.batch_size)
-        longest = max((sum(map(len, problems.steps[i])) for i in indices), default=0)
-        return max(1, round(epoch / self.tokens_per_epoch)), min(self.all_from, longest)
+        rise = max(1, round(epoch / self.tokens_per_epoch))
+        longest = 0
+        for index in indices:
+            tokens = sum(map(len, problems.steps[index]))
+            longest = max(longest, tokens)
+        gone = min(self.all_from, longest)
+        return rise, gone
 
     def phases(
         self, settings: ImitateSettings, problems: EncodedProblems, max_latents: int

@@ -163,7 +163,12 @@ class Distillation(RecipeSettings):
             begin = len(row) - 1 - len(ids)
             offsets.append(offset)
             places.append(begin + offset)
-        batch = DistilBatch(draw.draw_ids, text, valid, np.array(places, np.int32))
+        batch = DistilBatch(
+            draw_ids=draw.draw_ids,
+            text=text,
+            valid=valid,
+            at=np.array(places, np.int32),
+        )
         if draw.phase.dropped == 0:
             return batch
         # The student has its question and its answer, which have one bucket.
@@ -207,8 +212,9 @@ class Distillation(RecipeSettings):
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
         # The student thinks, and answers after its latents.
+        keys_B = noise.row_keys(key, batch.draw_ids)
         inputs, thought = curriculum.after_latents(
-            policy, params, batch.student, noise.row_keys(key, batch.draw_ids)
+            policy, params, batch.student, keys_B
         )
         hidden_BAD, _, student_BMD = policy.reasoner.trace(
             params, at_B=batch.student_at, **inputs

@@ -94,7 +94,7 @@ def shuffle(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
     """Shuffle the edges of a prompt `.. a b | c d | e f [Q] x y ..`, and x and y.
 
     Args:
-        bar, asked: tokens | and [Q].
+        bar, mark: tokens | and [Q].
     Raises:
         UserError: it is no such prompt.
     """
@@ -102,8 +102,10 @@ def shuffle(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
     end = prompt.index(mark) if mark in prompt else 0
     bars = prompt[:end].count(bar)
     begin = end - 3 * bars - 2
+    has_edges = 0 <= begin < end
+    has_both_nodes = len(prompt) > end + 2
     edges = None
-    if 0 <= begin < end and len(prompt) > end + 2:
+    if has_edges and has_both_nodes:
         ids = [*prompt[begin:end], bar]
         edges = np.array(ids).reshape(-1, 3)
     if edges is None or (edges[:, 2] != bar).any():
@@ -127,36 +129,41 @@ def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
     phase = draw.phase
     indices = draw.indices
     rng = draw.rng(noise.Stream.GRAPHS)
+    rows = len(indices)
     steps_B = np.array([len(problems.steps[i]) for i in indices])
     stage = phase.dropped
     if stage is None:
         stage = settings.max_latent_stage
     stages_B = np.minimum(steps_B, stage)
     # Some rows are at any stage up to their own.
-    kind_B, stage_B = rng.random((2, len(indices)))
-    any_stage_B = np.floor(stage_B * (stages_B + 1)).astype(int)
-    stages_B = np.where(kind_B < settings.mix, any_stage_B, stages_B)
+    kind_B, stage_B = rng.random((2, rows))
+    is_mixed_B = kind_B < settings.mix
+    any_stage_B = np.floor(stage_B * (stages_B + 1))
+    stages_B = np.where(is_mixed_B, any_stage_B.astype(int), stages_B)
     # Shuffle each question's edges and ends.
     bar, mark = _find_signs(problems)
     again: list[Ids] = []
     suffixes: list[Ids] = []
     for index in indices:
-        again.append(shuffle(problems.prompts[index], bar, mark, rng))
+        shuffled = shuffle(problems.prompts[index], bar, mark, rng)
+        again.append(shuffled)
         suffixes.append(problems.suffix(index, None))
     suffix = draw.suffixes(suffixes)
     # A row that has no step left answers; the others say a node of the next step.
     answers_B = stages_B == steps_B
-    nodes_B = np.full(len(indices), problems.template.pad_id, np.int32)
+    nodes_B = np.full(rows, problems.template.pad_id, np.int32)
     for row, index in enumerate(indices):
         if answers_B[row]:
             continue
         nodes = problems.steps[index][stages_B[row]]
         if nodes:
             nodes_B[row] = rng.choice(nodes)
+    latents_B = stages_B * settings.c_thought
+    weights_BA = suffix.weights * answers_B[:, None]
     return FrontierBatch(
         prompts=draw.prompts(again),
-        latents=(stages_B * settings.c_thought).astype(np.int32),
-        suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
+        latents=latents_B.astype(np.int32),
+        suffix=suffix._replace(weights=weights_BA),
         draw_ids=draw.draw_ids,
         stops=answers_B.astype(np.float32),
         nodes=nodes_B,
@@ -177,9 +184,11 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     suffix: Any = batch.suffix
     # A row says a node at the slot before its suffix, or else the suffix itself.
     says_B1 = 1.0 - suffix.weights[:, :1]
-    targets: Any = jnp.concatenate([batch.nodes[:, None], suffix.targets], axis=1)
+    nodes_B1 = batch.nodes[:, None]
+    targets: Any = jnp.concatenate([nodes_B1, suffix.targets], axis=1)
     weights: Any = jnp.concatenate([says_B1, suffix.weights], axis=1)
     rows = SuffixBatch(suffix.tokens, targets, weights)
-    hidden_BLD = jnp.concatenate([thought.hidden_ND[:, None], hidden_BAD], axis=1)
+    last_B1D = thought.hidden_ND[:, None]
+    hidden_BLD = jnp.concatenate([last_B1D, hidden_BAD], axis=1)
     total, metrics = curriculum.cross_entropy(policy.reasoner, params, hidden_BLD, rows)
     return total, metrics, thought

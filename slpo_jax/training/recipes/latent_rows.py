@@ -61,14 +61,18 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
 
     Latents take consecutive positions after the prompt, as the rest does after them; a span goes on from its latent.
     """
+    cells: list[Cell] = []
+    for position, token in enumerate(prompt):
+        cells.append(Cell(token, position))
     first = len(prompt)
-    cells = [Cell(token, position) for position, token in enumerate(prompt)]
     # Spans don't push the next latent away: they stand beside it, and only their own latent is before them.
     for n, span in enumerate(spans, 1):
         position = first + n - 1
-        cells.append(Cell(0, position, latent=n))
+        latent = Cell(0, position, latent=n)
+        cells.append(latent)
         for at, token in enumerate(span, position + 1):
             cells.append(Cell(token, at, span=n))
+    # The suffix goes on behind the last latent.
     after = first + len(spans)
     for position, token in enumerate(suffix, after):
         cells.append(Cell(token, position))
@@ -80,9 +84,11 @@ def seen_by(text: Slots) -> jax.Array:
     span_BL1 = text.spans[:, :, None]
     span_B1L = text.spans[:, None]
     latent_B1L = text.latents[:, None]
-    is_same_span = span_BL1 == span_B1L
-    is_own_latent = (span_BL1 > 0) & (span_BL1 == latent_B1L)
-    return is_same_span | is_own_latent
+    is_same_span_BLL = span_BL1 == span_B1L
+    has_latent_BL1 = span_BL1 > 0
+    is_of_latent_BLL = span_BL1 == latent_B1L
+    is_own_latent_BLL = has_latent_BL1 & is_of_latent_BLL
+    return is_same_span_BLL | is_own_latent_BLL
 
 
 def seen_by_encoder(read: Slots) -> jax.Array:
@@ -90,7 +96,8 @@ def seen_by_encoder(read: Slots) -> jax.Array:
     _, slots = read.latents.shape
     is_itself_LL = jnp.eye(slots, dtype=bool)
     is_token_BL = read.latents == 0
-    return is_token_BL[:, None] | is_itself_LL[None]
+    is_token_B1L = is_token_BL[:, None]
+    return is_token_B1L | is_itself_LL[None]
 
 
 def take_before_latents(
@@ -102,9 +109,10 @@ def take_before_latents(
     """
     numbers_N = jnp.arange(1, most + 1)
     latents_B1L = slots.latents[:, None]
-    is_latent_BNL = latents_B1L == numbers_N[None, :, None]
-    at_BN = jnp.argmax(is_latent_BNL, axis=-1) - before
-    at_BN = jnp.maximum(at_BN, 0)
+    numbers_1N1 = numbers_N[None, :, None]
+    is_latent_BNL = latents_B1L == numbers_1N1
+    places_BN = jnp.argmax(is_latent_BNL, axis=-1)
+    at_BN = jnp.maximum(places_BN - before, 0)
     return jnp.take_along_axis(x_BLD, at_BN[..., None], axis=1)
 
 
@@ -122,11 +130,13 @@ def pad(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
         tokens, positions, latents, spans = cells_L4.T
         tokens_BL[b, :length] = tokens
         # The last token is a target alone, and is not fed.
-        positions_BL[b, : length - 1] = positions[:-1]
+        fed = length - 1
+        positions_BL[b, :fed] = positions[:fed]
         latents_BL[b, :length] = latents
         spans_BL[b, :length] = spans
         # A slot's target is the next one, which is learned if it is a token and wasn't given.
-        is_learned = np.arange(length) >= row.given
+        slots_L = np.arange(length)
+        is_learned = slots_L >= row.given
         is_token = latents == 0
         weights_BL[b, :length] = is_learned & is_token
     text = Slots(

@@ -156,12 +156,14 @@ class LatentSft(RecipeSettings):
         self, settings: ImitateSettings, default: Recipe | None = None
     ) -> Recipe:
         """Return the recipe: words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
+        reasoner_parts = (REASONER,)
+        encoder_parts = (ENCODER, COMPRESS)
+        copies: tuple[tuple[str, str], ...] = ((ENCODER, REASONER),)
         # With adapters, those of the reasoner and of the encoder are trained, and their weights stay.
         adapters = settings.lora.rank > 0
-        reasoner_parts = (ADAPTER if adapters else REASONER,)
-        encoder_parts = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
-        copies: tuple[tuple[str, str], ...] = ((ENCODER, REASONER),)
         if adapters:
+            reasoner_parts = (ADAPTER,)
+            encoder_parts = (ENCODER_ADAPTER, COMPRESS)
             copies += ((ENCODER_ADAPTER, ADAPTER),)
 
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
@@ -199,12 +201,15 @@ class LatentSft(RecipeSettings):
             return plan
 
         def init(key: jax.Array, policy: Policy, params: Params) -> Params:
-            copy = jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER])
+            def copy(x):
+                return jnp.array(x, copy=True)
+
+            begun = jax.tree.map(copy, params[REASONER])
             # The compress token's embedding begins as the mean of the vocabulary's.
             tokens_V = jnp.arange(policy.reasoner.config.vocab_size)
             table_VD = policy.reasoner.embed(params, tokens_V)
             mean_D = table_VD.astype(jnp.float32).mean(axis=0)
-            made: Params = {ENCODER: copy, COMPRESS: {"embedding": mean_D}}
+            made: Params = {ENCODER: begun, COMPRESS: {"embedding": mean_D}}
             if adapters:
                 made[ENCODER_ADAPTER] = lora.adapter(key, params, settings.lora.rank)
             return made
@@ -213,7 +218,8 @@ class LatentSft(RecipeSettings):
             if not adapters:
                 return params[ENCODER]
             tree = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
-            return lora.without_adapter(tree, settings.lora.scale)[REASONER]
+            merged = lora.without_adapter(tree, settings.lora.scale)
+            return merged[REASONER]
 
         def loss(policy: Policy, params: Params, batch: LatentBatch, key: jax.Array):
             return self.loss(policy, params, encoder(params), batch, key)
@@ -255,7 +261,8 @@ class LatentSft(RecipeSettings):
             for position, token in enumerate(chunk, len(cells)):
                 cells.append(Cell(token, position))
             cells.append(Cell(0, len(cells), latent=n))
-        encoder_row = Row([*cells, Cell(0, 0)], len(cells))
+        last = Cell(0, 0)
+        encoder_row = Row([*cells, last], given=len(cells))
         return laid_out(prompt, spans, suffix), encoder_row
 
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
@@ -280,10 +287,12 @@ class LatentSft(RecipeSettings):
             texts.append(row)
             encoder_texts.append(encoder_row)
         longest = max(len(row.cells) for row in texts)
-        text, rows = pad(texts, draw.fit(longest - 1))
+        slots = draw.fit(longest - 1)
+        text, rows = pad(texts, slots)
+        batch = LatentBatch(draw.draw_ids, text, rows)
         _, read_slots, latents = draw.slots
         if not latents:
-            return LatentBatch(draw.draw_ids, text, rows)
+            return batch
         read, _ = pad(encoder_texts, read_slots)
         # A divergence is the mean over a row's latents and over rows, in the scale of the cross-entropies' sum.
         counts_B = np.array([row.latents for row in texts])
@@ -292,9 +301,12 @@ class LatentSft(RecipeSettings):
         divisors_B = len(texts) * np.maximum(counts_B, 1)
         weight_B = rows.weights.sum() / divisors_B
         weights_BN = mask_BN * weight_B[:, None]
-        weights_BN = weights_BN.astype(np.float32)
-        is_labelled = phase == "final"
-        return LatentBatch(draw.draw_ids, text, rows, read, weights_BN, is_labelled)
+        return dataclasses.replace(
+            batch,
+            read=read,
+            divergence=weights_BN.astype(np.float32),
+            labelled=phase == "final",
+        )
 
     def mixtures(
         self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B
@@ -309,9 +321,13 @@ class LatentSft(RecipeSettings):
         compress_D = params[COMPRESS]["embedding"].astype(inputs_BLD.dtype)
         rate = 0.0 if batch.labelled else policy.config.dropout_rate
         slots_L = jnp.arange(read.tokens.shape[1])
+        stacked = reasoner.stack(tree)
+        is_latent_BL1 = read.latents[..., None] > 0
+        compress_11D = compress_D[None, None]
+        inputs_BLD = jnp.where(is_latent_BL1, compress_11D, inputs_BLD)
         hidden_BLD, _ = reasoner.forward(
-            reasoner.stack(tree),
-            jnp.where(read.latents[..., None] > 0, compress_D[None, None], inputs_BLD),
+            stacked,
+            inputs_BLD,
             read.positions,
             read.positions >= 0,
             dropout=noise.answer_dropout(keys_B, slots_L, rate, "all"),
@@ -319,7 +335,8 @@ class LatentSft(RecipeSettings):
         )
         # Its hidden states there, against its own embeddings, say a mixture each.
         tokens_V = jnp.arange(reasoner.config.vocab_size)
-        table_VD = jax.lax.stop_gradient(reasoner.embed(tree, tokens_V))
+        table_VD = reasoner.embed(tree, tokens_V)
+        table_VD = jax.lax.stop_gradient(table_VD)
         _, latents = batch.divergence.shape
         hidden_BND = take_before_latents(hidden_BLD, read, 0, latents)
         logits_BNV = jnp.einsum(
@@ -327,7 +344,8 @@ class LatentSft(RecipeSettings):
         )
         most = min(self.top_k, table_VD.shape[0])
         logits_BNM, ids_BNM = jax.lax.top_k(logits_BNV, most)
-        return jax.nn.softmax(logits_BNM, axis=-1), ids_BNM
+        q_BNM = jax.nn.softmax(logits_BNM, axis=-1)
+        return q_BNM, ids_BNM
 
     def loss(self, policy: Policy, params, encoder: Params, batch: LatentBatch, key):
         """Return the sum of the cross-entropies, and in the last phase of the divergences from the labels.

@@ -70,13 +70,15 @@ class Draw:
     def prompts(self, rows: Sequence[Ids]) -> Prompts:
         """Pad B prompts to their smallest bucket."""
         pad_id = self.problems.template.pad_id
-        return Prompts(*pad_prompts(rows, self.prompt_slots, pad_id))
+        tokens, valid = pad_prompts(rows, self.prompt_slots, pad_id)
+        return Prompts(tokens, valid)
 
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
         """Pad B main texts to their smallest bucket."""
         pad_id = self.problems.template.pad_id
         longest = max(map(len, rows))
-        return pad_suffixes(rows, self.fit(longest - 1), pad_id)
+        slots = self.fit(longest - 1)
+        return pad_suffixes(rows, slots, pad_id)
 
 
 def in_fours(size: int) -> int:
@@ -92,9 +94,10 @@ def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     indices = list[int]()
     for index in range(len(problems)):
         # Of the prompt its last token, the end marker, is not counted.
-        size = len(problems.prompts[index]) - 1
-        size += sum(map(len, problems.steps[index]))
-        size += len(problems.answers[index])
+        question = len(problems.prompts[index]) - 1
+        steps = sum(map(len, problems.steps[index]))
+        answer = len(problems.answers[index])
+        size = question + steps + answer
         if size <= max_tokens:
             indices.append(index)
     return indices
@@ -259,13 +262,13 @@ class Recipe:
             buckets: of its main texts, below the first multiple of 4 that holds each of them.
         """
         sizes = self.needs(problems, phase)
-        # The largest need of each kind; the main texts may be shorter in buckets of
-        # their own.
+        # The largest need of each kind; shorter main texts have buckets of their own.
         kinds = zip(*sizes, strict=True)
         _, longest, *further = map(max, kinds)
         most = in_fours(longest)
         smaller = sorted(size for size in buckets if size < most)
-        return (*smaller, most), *further
+        main_buckets = (*smaller, most)
+        return main_buckets, *further
 
     def batch(
         self,
@@ -279,7 +282,15 @@ class Recipe:
     ) -> Any:
         """Make the batch of one step; a pure function of its arguments."""
         indices = batch_indices(seed, step, len(problems), batch_size)
-        draw = Draw(problems, phase, step, seed, indices, prompt_slots, slots)
+        draw = Draw(
+            problems=problems,
+            phase=phase,
+            step=step,
+            seed=seed,
+            indices=indices,
+            prompt_slots=prompt_slots,
+            slots=slots,
+        )
         return self.rows(draw)
 
     @property
@@ -329,8 +340,7 @@ class RecipeSettings(Checked, abc.ABC):
         """
         imitate = config.imitate
         most = config.max_latents
-        # A thought has to have room for the latents of the last stage, or for some at
-        # all.
+        # A thought has to have room for the latents of the last stage, or for some at all.
         latents = imitate.c_thought * imitate.max_latent_stage
         if self.uses_c_thought and latents > most:
             raise UserError(

@@ -80,9 +80,8 @@ class _Thoughts:
             problems.template, step_text=lambda step, first: step
         )
         line = template.tokenizer("\n", add_special_tokens=False)["input_ids"]
-        return template.step_ids(
-            [problems.problems[index].steps for index in indices]
-        ), line
+        written = [problems.problems[index].steps for index in indices]
+        return template.step_ids(written), line
 
     def beyond(self, answer: Ids) -> list[Ids]:
         """Return the texts of thoughts beyond the steps: one or none."""
@@ -94,7 +93,9 @@ class _Thoughts:
 
     def divisors(self, weights_BSL: np.ndarray, counts: list[int]) -> np.ndarray:
         """Divide weights of 1 by these, and a sum is the loss; `counts` are the rows' thoughts."""
-        return len(counts) * np.maximum(1, counts)[:, None, None]
+        rows = len(counts)
+        divisors_B = rows * np.maximum(1, counts)
+        return divisors_B[:, None, None]
 
 
 class _CodiThoughts(_Thoughts):
@@ -117,11 +118,14 @@ class _CodiThoughts(_Thoughts):
         return []
 
     def states(self, thought):
-        return jnp.concatenate([thought.actions, thought.action[:, None]], axis=1)
+        last_B1D = thought.action[:, None]
+        return jnp.concatenate([thought.actions, last_B1D], axis=1)
 
     def divisors(self, weights_BSL, counts):
         tokens_S = weights_BSL.sum(axis=(0, 2))
-        return np.maximum(1, tokens_S * (tokens_S > 0).sum())[None, :, None]
+        spoken = (tokens_S > 0).sum()
+        divisors_S = np.maximum(1, tokens_S * spoken)
+        return divisors_S[None, :, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,10 +163,11 @@ class SimCot(RecipeSettings):
             is_drawn = phase.latents is None or phase.latents_a_step
             least = 0 if is_drawn else phase.latent_slots
             texts = _texts(thoughts, problems, phase, range(len(problems)))
+            numbers = range(least, phase.latent_slots + 1, thoughts.latents)
             needed = list[Needs]()
             for index, sizes in enumerate(base):
                 longest = 0
-                for latents in range(least, phase.latent_slots + 1, thoughts.latents):
+                for latents in numbers:
                     for text in texts(index, latents):
                         longest = max(longest, len(text))
                 needed.append((*sizes, most, longest))
@@ -170,14 +175,16 @@ class SimCot(RecipeSettings):
 
         def rows(draw: Draw) -> ExplainedBatch:
             *slots, count, text = draw.slots
-            base = default.rows(dataclasses.replace(draw, slots=tuple(slots)))
+            base_draw = dataclasses.replace(draw, slots=tuple(slots))
+            base = default.rows(base_draw)
             if not count:
                 return ExplainedBatch(base)
             # CODI's student thinks in a batch of its own.
             student = getattr(base, "student", base)
             texts = _texts(thoughts, draw.problems, draw.phase, draw.indices)
-            counts = enumerate(student.latents)
-            spoken = [texts(place, int(latents)) for place, latents in counts]
+            spoken: list[list[Ids]] = []
+            for place, latents in enumerate(student.latents):
+                spoken.append(texts(place, int(latents)))
             total = float(student.suffix.weights.sum())
             pad_id = draw.problems.template.pad_id
             padded = _pad(thoughts, spoken, (count, text), total, pad_id)
@@ -196,7 +203,8 @@ class SimCot(RecipeSettings):
         def keep_decoder(params):
             # Its checkpoint says how the decoder reads latents.
             reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
-            return params | {DECODER: params[DECODER] | {READS: reading}}
+            decoder = params[DECODER] | {READS: reading}
+            return params | {DECODER: decoder}
 
         recipe = dataclasses.replace(
             default, needs=needs, rows=rows, loss=loss, init=_init
@@ -243,7 +251,8 @@ def _texts(
                 last += [*line, *step]
             texts[-1] = last
         # Thoughts beyond the steps say the answer, or nothing.
-        beyond = thoughts.beyond(problems.answers[indices[place]])
+        answer = problems.answers[indices[place]]
+        beyond = thoughts.beyond(answer)
         for _ in range(count - len(step_ids)):
             texts += beyond
         return [[*text, problems.template.eos_id] for text in texts]
@@ -266,16 +275,21 @@ def _pad(
     """
     most, slots = shape
     flat = list[Ids]()
+    counts = list[int]()
     for row in rows:
+        count = len(row)
         flat += [[pad_id, *text] for text in row]
-        flat += [[pad_id]] * (most - len(row))
+        flat += [[pad_id]] * (most - count)
+        counts.append(count)
     tokens, targets, weights = pad_suffixes(flat, slots, pad_id)
     shape_BSL = (len(rows), most, -1)
     weights_BSL = weights.reshape(shape_BSL)
-    divisors = thoughts.divisors(weights_BSL, [len(row) for row in rows])
-    scaled_BSL = (weights_BSL * total / divisors).astype(np.float32)
+    divisors = thoughts.divisors(weights_BSL, counts)
+    scaled_BSL = weights_BSL * total / divisors
     return SuffixBatch(
-        tokens.reshape(shape_BSL), targets.reshape(shape_BSL), scaled_BSL
+        tokens=tokens.reshape(shape_BSL),
+        targets=targets.reshape(shape_BSL),
+        weights=scaled_BSL.astype(np.float32),
     )
 
 
@@ -287,41 +301,43 @@ def _explain(
     latents_BTD = thoughts.states(thought)
     rows, count, slots = texts.tokens.shape
     # Each thought's latents come before the words of its text, in a row of its own.
-    z_NCD = latents_BTD[:, : count * thoughts.latents].reshape(
-        rows * count, thoughts.latents, -1
-    )
-    tokens_NL, targets_NL, weights_NL = (x.reshape(rows * count, slots) for x in texts)
+    size = rows * count
+    fed = count * thoughts.latents
+    z_NCD = latents_BTD[:, :fed].reshape(size, thoughts.latents, -1)
+    tokens_NL = texts.tokens.reshape(size, slots)
+    targets_NL = texts.targets.reshape(size, slots)
+    weights_NL = texts.weights.reshape(size, slots)
     words_NLD = policy.reasoner.embed(params, tokens_NL[:, 1:])
-    inputs_NLD = jnp.concatenate([z_NCD, words_NLD.astype(z_NCD.dtype)], axis=1)
+    words_NLD = words_NLD.astype(z_NCD.dtype)
+    inputs_NLD = jnp.concatenate([z_NCD, words_NLD], axis=1)
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
-    keys_N = noise.row_keys(
-        key,
-        jnp.repeat(batch.base.draw_ids, count),
-        jnp.tile(2 + jnp.arange(count), rows),
-    )
+    draw_ids_N = jnp.repeat(batch.base.draw_ids, count)
+    numbers_S = 2 + jnp.arange(count)
+    numbers_N = jnp.tile(numbers_S, rows)
+    keys_N = noise.row_keys(key, draw_ids_N, numbers_N)
     # The decoder reads them, and is asked for each word from the last latent on.
     decoder = decoder_of(policy.reasoner.config, params)
     rate = policy.config.dropout_rate if thoughts.has_dropout else 0.0
     shape = inputs_NLD.shape[:2]
+    positions_NL = jnp.broadcast_to(thoughts.first + places_L, shape)
     hidden_NLD, _ = decoder.forward(
         params,
         inputs_NLD,
-        jnp.broadcast_to(thoughts.first + places_L, shape),
+        positions_NL,
         jnp.ones(shape, bool),  # padding is on the right, where no word looks
         dropout=noise.answer_dropout(keys_N, places_L, rate, "all"),
     )
-    log_probs_NL, _ = decoder.log_probs(
-        params, hidden_NLD[:, thoughts.latents - 1 :], targets_NL, weights_NL != 0
-    )
+    last_latent = thoughts.latents - 1
+    before_NLD = hidden_NLD[:, last_latent:]
+    is_word_NL = weights_NL != 0
+    log_probs_NL, _ = decoder.log_probs(params, before_NLD, targets_NL, is_word_NL)
     return -jnp.sum(log_probs_NL * weights_NL)
 
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
-    return {
-        DECODER: {
-            "backbone": jax.tree.map(
-                lambda x: jnp.array(x, copy=True), params[REASONER]["backbone"]
-            )
-        }
-    }
+    def copy(x):
+        return jnp.array(x, copy=True)
+
+    backbone = jax.tree.map(copy, params[REASONER]["backbone"])
+    return {DECODER: {"backbone": backbone}}
