@@ -1,17 +1,16 @@
 """Few demonstrations, then rewards, in minutes on two CPU cores. quickstart:CELL.
 
-`7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10; every problem has four operations. A few hundred written
-solutions are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other
-problems, and tests are apart from both. The report shows what rewards are worth, against as many further steps of
-imitation and against the likelihood of a key to each problem.
+`7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions of one to four
+operations are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other
+problems, all of four operations, and tests are apart from both. The report shows what rewards are worth, against as
+many further steps of imitation and against the likelihood of a key to each problem.
 
     slpo train quickstart                                         imitation, further imitation, four objectives
     slpo train quickstart:no_latents --workdir=runs/no_latents    the same rewards without latents
     slpo train quickstart:cot --workdir=runs/cot                  the same with written steps, by GRPO
 
 With `,tune` after a cell (`quickstart:tune` for the first) each objective is trained at every rate of `TRIED` and
-evaluated on the validation problems alone; `RATES` are the best of those (`launch/reproduce.py quickstart_rates`), as
-they were with demonstrations of one to four operations.
+evaluated on the validation problems alone; `RATES` are the best of those (`launch/reproduce.py quickstart_rates`).
 """
 
 from slpo_jax.config import default_config, objective_variant, variant_name

@@ -237,8 +237,8 @@ class ChainConfig(DepthConfig):
     Attributes:
         modulus: results are in 0 .. modulus - 1.
         operations: any of +, - and *.
-        demos_size: number of problems of `chain:demos`, which is apart from all other sets; 0 leaves what would be
-            theirs to `chain:train`.
+        demos_size: number of problems of `chain:demos`, which is apart from all other sets and mixes problems of 1 ..
+            depth steps whatever `least_depth` is; 0 leaves what would be theirs to `chain:train`.
     """
 
     modulus: int = setting(10, least=3, most=1_000)
@@ -250,6 +250,12 @@ class ChainConfig(DepthConfig):
         if self.demos_size:
             return _WITH_DEMOS
         return super().of_ten
+
+    def mixed(self, name: str) -> range:
+        # Short demonstrations teach single steps, of which long problems are made.
+        if name == "demos":
+            return range(1, self.depth + 1)
+        return super().mixed(name)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,8 +69,14 @@ def test_chains_of_one_depth_have_demonstrations_apart_from_all_other_sets():
         "demos": 450, "train": 3000, "valid": 100, "test": 200, "4": 200
     }  # fmt: skip
     assert len(set().union(*questions.values())) == 450 + 3000 + 100 + 200 + 200
-    for problems in sets.values():
-        assert {len(problem.steps) for problem in problems} == {4}
+    assert {len(problem.steps) for problem in sets["demos"]} == {1, 2, 3, 4}
+    others = [
+        problem
+        for name, problems in sets.items()
+        if name != "demos"
+        for problem in problems
+    ]
+    assert {len(problem.steps) for problem in others} == {4}
     fewer = ChainConfig(depth=4, least_depth=4, demos_size=64)
     assert [*load_problems("chain:demos", fewer)] == [*sets["demos"]][:64]
 
