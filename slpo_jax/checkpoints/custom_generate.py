@@ -16,6 +16,7 @@ import functools
 import inspect
 import re
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -76,11 +77,27 @@ _REFUSED = (
     "guidance_scale",
     "inputs_embeds",
     "position_ids",
+    "prefill_chunk_size",
     "token_type_ids",
 )
 """Arguments of transformers' `generate` that make no sense with a thought before the answer."""
 
+_locks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
+
+def _one_at_a_time(function: Callable) -> Callable:
+    """Have a model's calls from several threads wait for each other: while it writes, the model has other settings."""
+
+    @functools.wraps(function)
+    def call(*arguments, model, **named):
+        lock = _locks.setdefault(model, threading.RLock())
+        with lock:
+            return function(*arguments, model=model, **named)
+
+    return call
+
+
+@_one_at_a_time
 @torch.no_grad()
 def generate(
     inputs=None,
@@ -131,14 +148,18 @@ def generate(
 
     # A thought is made of the tokens of prompts, and has positions of its own.
     ids_BP = inputs if input_ids is None else input_ids
-    if ids_BP is None or ids_BP.dim() != 2:
+    if not isinstance(ids_BP, torch.Tensor) or ids_BP.dim() != 2:
         raise _request_error(
             "takes the tokens of prompts, input_ids [B, P]; make them with tokenizer.apply_chat_template of chats that "
-            "have a message from the user"
+            "have a message from the user, and give what it returns as keyword arguments: generate(**prompts)"
         )
     for name in _REFUSED:
         if arguments.get(name) is not None:
             raise _request_error(f"takes no {name}; leave it out")
+    if _is_filled(arguments.get("past_key_values")):
+        raise _request_error(
+            "takes no past_key_values that have something in them, since a thought comes between; leave them out"
+        )
 
     # Where weights are offloaded, the inputs tell on which device the model computes.
     if model.device.type != "meta":
@@ -147,15 +168,18 @@ def generate(
         attention_mask = (ids_BP != settings.pad_token_id).cumsum(dim=1) > 0
     valid_BP = attention_mask.to(ids_BP.device).bool()
     # A length is of prompt and answer, and a number of new tokens goes before it.
+    prompt_length = ids_BP.shape[1]
     if arguments.get("max_length") and not arguments.get("max_new_tokens"):
         length = arguments["max_length"]
-        prompt_length = ids_BP.shape[1]
         if length <= prompt_length:
             raise _request_error(
                 f"max_length={length} leaves no room for an answer; give more than the prompt's {prompt_length} tokens"
             )
         settings.max_new_tokens = length - prompt_length
         settings.max_length = None
+    if arguments.get("min_length") and not arguments.get("min_new_tokens"):
+        settings.min_new_tokens = max(arguments["min_length"] - prompt_length, 0)
+        settings.min_length = None
     _check(model, settings, ids_BP, valid_BP)
 
     # Think, then put prompt, latents and closing tokens in a row.
@@ -173,12 +197,14 @@ def generate(
     given = {name: value for name, value in given.items() if value is not None}
     given |= _prepend_prompts(given, ids_BP)
     model.generation_config = settings
+    model._writes = True
     try:
         answers = type(model).generate(
             model, inputs_embeds=inputs_BSD, attention_mask=valid_BS.long(), **given
         )
     finally:
         model.generation_config = model_settings
+        model._writes = False
 
     # A prompt may have several answers, each with the same thought.
     times = len(answers.sequences) // len(ids_BP)
@@ -521,6 +547,7 @@ Qwen3ForCausalLM = _thinking(transformers.Qwen3ForCausalLM)
 def _take_body(model) -> None:
     """Have the body of a language model know of thoughts."""
     model._given = None
+    model._writes = False
     # Not as an attribute, which would make the whole a part of its body.
     model.base_model.__dict__["_reasoner"] = model
     # Of a function, since a method could not be pickled.
@@ -536,14 +563,14 @@ def _body_forward(self, *arguments, **named):
     latents, lengths, allowed = model._given or (None, None, None)
     thinks = latents is not None
     if model.config.think_in_forward and not thinks:
-        thinks = _has_prompts(model, named)
+        thinks = _lacks_thought(model, named)
     if thinks:
         return _forward_with_thought(forward, model, named, latents, lengths)
 
     # A pass without a thought fails in training, and warns once elsewhere.
     if allowed is None:
         allowed = model.config.allow_plain_forward
-    if not allowed and _has_prompts(model, named):
+    if not allowed and _lacks_thought(model, named):
         if self.training:
             raise ValueError(_PLAIN)
         if not getattr(model, "_said_plain", False):
@@ -557,14 +584,24 @@ def _cache(named: dict[str, Any]):
     return named.get("cache") or named.get("past_key_values")
 
 
-def _has_prompts(model, named: dict[str, Any]) -> bool:
-    """Tell whether a thought belongs after some of the tokens, which are then a prompt's and not an answer's."""
-    ids_BL = named.get("input_ids")
-    cache = _cache(named)
-    if ids_BL is None or (cache is not None and cache.get_seq_length() > 0):
+def _is_filled(cache) -> bool:
+    return cache is not None and cache.get_seq_length() > 0
+
+
+def _lacks_thought(model, named: dict[str, Any]) -> bool:
+    """Tell whether a pass reads the beginning of a text, in which a thought belongs after the prompt.
+
+    In training so does one that is given embeddings or a cache: they are put before a prompt, as prompt tuning does.
+    """
+    training = model.base_model.training
+    inputs = named.get("input_ids")
+    if inputs is None and training:
+        inputs = named.get("inputs_embeds")
+    if inputs is None or model._writes:
         return False
-    marker = getattr(model.config, "latent_start_id", None)
-    return ids_BL.shape[1] > 1 if marker is None else bool((ids_BL == marker).any())
+    if _is_filled(_cache(named)) and not training:
+        return False
+    return inputs.shape[1] > 1
 
 
 def _forward_with_thought(

@@ -113,13 +113,19 @@ def name_of(function: Function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-@functools.lru_cache(maxsize=64)
 def code_of(function: Function) -> str:
     """Return a digest of a user's function's code, "" of our functions and of what has no text.
 
-    Of a file that is registered it is the whole file, as functions call others; else the function's own text.
+    Of a file that is registered it is the whole file, as functions call others; else the function's own text, that of a
+    partial with its arguments, or that of an object's class.
     """
     function = inspect.unwrap(function)
+    bound = ""
+    while isinstance(function, functools.partial):
+        bound += _describe_arguments(function)
+        function = inspect.unwrap(function.func)
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        function = type(function)
     module = inspect.getmodule(function)
     name = module.__name__ if module else ""
     package, *_ = name.split(".")
@@ -130,8 +136,20 @@ def code_of(function: Function) -> str:
         text = inspect.getsource(module if module and is_registered else function)
     except (OSError, TypeError):
         return ""
+    text += bound
     digest = hashlib.sha256(text.encode())
     return digest.hexdigest()[:16]
+
+
+def _describe_arguments(function: functools.partial) -> str:
+    """Write a partial's arguments: plain values as they are, of others the type, which is the same in every process."""
+    named = dict(enumerate(function.args)) | function.keywords
+    lines = []
+    for name, value in named.items():
+        is_plain = isinstance(value, (str, int, float, bool, type(None)))
+        text = repr(value) if is_plain else type(value).__name__
+        lines.append(f"\n{name} = {text}")
+    return "".join(lines)
 
 
 def names_of(function: Function) -> Names:

@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,7 @@ from tokenizers import models, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     StoppingCriteriaList,
@@ -401,6 +404,45 @@ def test_what_it_cannot_do_is_an_error(exported, arguments, words):
         model.generate(**_asked(tokenizer), **arguments)
 
 
+def test_what_a_cache_has_is_no_part_of_the_prompt(exported):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    cache = DynamicCache(config=model.config)
+    model(**asked, past_key_values=cache, allow_plain_forward=True)
+    with pytest.raises(ValueError, match="takes no past_key_values"):
+        model.generate(**asked, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"generate\(\*\*prompts\)"):
+        model.generate(asked)
+
+
+def test_a_call_from_another_thread_waits(exported):
+    """One that begins while another writes has its own settings, and leaves the model's as they were."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    expected = model.generate(**asked)
+    settings = model.generation_config
+    writes, may_end = threading.Event(), threading.Event()
+
+    def hold(ids, scores):
+        writes.set()
+        may_end.wait(60)
+        return scores
+
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(
+            model.generate, **asked, max_latents=1, return_dict_in_generate=True,
+            logits_processor=LogitsProcessorList([hold]),
+        )  # fmt: skip
+        assert writes.wait(60)
+        ours = pool.submit(model.generate, **asked)
+        with pytest.raises(TimeoutError):
+            ours.result(timeout=0.5)
+        may_end.set()
+        assert other.result(60).lengths.max() == 1
+        np.testing.assert_array_equal(ours.result(60), expected)
+    assert model.generation_config is settings
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize(
     ("file", "tensor"),
@@ -677,9 +719,19 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
         model(inputs_embeds=model.get_input_embeddings()(asked["input_ids"]))
         model.generate(**asked)
     model.train()
-    with pytest.raises(ValueError, match="has no thought"):
-        model(**asked, labels=asked["input_ids"])
+    model.generate(**asked)
+    text = tokenizer(QUESTION, return_tensors="pt")
+    embedded = {"inputs_embeds": model.get_input_embeddings()(asked["input_ids"])}
+    begun = DynamicCache(config=model.config)
+    model(**text, past_key_values=begun, allow_plain_forward=True)
+    continued = {"input_ids": text["input_ids"], "past_key_values": begun}
+    for inputs in (asked, text, embedded, continued):
+        with pytest.raises(ValueError, match="has no thought"):
+            model(**inputs, labels=asked["input_ids"])
     assert model(**asked, labels=asked["input_ids"], allow_plain_forward=True).loss > 0
+    model.config.think_in_forward = True
+    with pytest.raises(ValueError, match="forward with a thought"):
+        model(**text)
     untouched = AutoModelForCausalLM.from_pretrained(work.parent / "cold_start")
     assert type(untouched).__module__.startswith("transformers.")
     assert type(model).__name__ == type(untouched).__name__
@@ -759,6 +811,20 @@ def test_the_caller_s_max_length_is_of_prompt_and_answer(exported, form):
     assert said(max_length=length, max_new_tokens=1) == length - 1
     with pytest.raises(ValueError, match=f"max_length={length - 2} leaves no room"):
         said(max_length=length - 2)
+
+
+@pytest.mark.parametrize("form", [dict, GenerationConfig])
+def test_the_caller_s_min_length_is_of_prompt_and_answer(exported, form):
+    """The end token, which would be first, comes when there are as many."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    length = asked["input_ids"].shape[1] + 4
+    first = model.generate(**asked, max_new_tokens=1)[0, -1].item()
+    given = form(eos_token_id=first, min_length=length, max_length=length + 4)
+    arguments = given if form is dict else {"generation_config": given}
+    answers = model.generate(**asked, num_beams=1, **arguments)[:, length - 4 :]
+    assert first not in answers[0, :4].tolist()
+    assert answers[0, 0] != first
 
 
 def test_a_caller_s_functions_see_prompt_and_answer(exported):

@@ -1,5 +1,7 @@
 """What a run says and refuses before any work where rewards are its user's own, and what binds its results."""
 
+from functools import partial
+
 import pytest
 
 from data_sets import write_jsonl
@@ -286,6 +288,37 @@ def test_an_edited_reward_is_another(made, monkeypatch):
     ):
         ensure_manifest(stage)
     assert code_of(REWARDS["countdown"].function) == ""
+
+
+class Near:
+    """A reward with a state; one that can't be hashed, since it says when two are equal."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def __eq__(self, other):
+        return self.most == other.most
+
+    def __call__(self, completion, most=1):
+        return float(len(completion) <= most)
+
+
+def test_a_partial_has_the_code_of_its_function_and_its_arguments():
+    def near(completion, most, among):
+        return float(len(completion) <= most)
+
+    def far(completion, most, among):
+        return float(len(completion) > most)
+
+    codes = [
+        code_of(function)
+        for function in (near, partial(near, most=1), partial(near, most=2),
+                         partial(near, 1), partial(far, most=1), partial(partial(near, most=1), 2))
+    ]  # fmt: skip
+    assert len({*codes, ""}) == 7
+    same = [code_of(partial(near, among=object())) for _ in range(2)]
+    assert same[0] == same[1] != codes[0]
+    assert code_of(Near(1)) == code_of(Near) != ""
 
 
 def test_repeated_rows_that_go_with_the_validation_set_are_said(made, tmp_path, caplog):
