@@ -316,7 +316,7 @@ def test_a_partial_has_the_code_of_its_function_and_its_arguments():
                          partial(near, 1), partial(far, most=1), partial(partial(near, most=1), 2))
     ]  # fmt: skip
     assert len({*codes, ""}) == 7
-    same = [code_of(partial(near, among=object())) for _ in range(2)]
+    same = [code_of(partial(near, among=one)) for one in (object(), object())]
     assert same[0] == same[1] != codes[0]
     assert code_of(Near(1)) == code_of(Near) != ""
 
