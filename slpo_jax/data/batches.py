@@ -60,9 +60,11 @@ class EncodedProblems:
         """
         lengths = np.array([len(prompt) for prompt in self.prompts])
         # The order is the same for any batch size, so that all steps are one batch here.
-        indices = batch_indices(seed, 0, len(self), steps * batch_size)
+        n_drawn = steps * batch_size
+        indices = batch_indices(seed, 0, len(self), n_drawn)
         size = batch_size // parts
-        lengths_of_parts = lengths[indices].reshape(-1, size)
+        lengths_in_order = lengths[indices]
+        lengths_of_parts = lengths_in_order.reshape(-1, size)
         totals = lengths_of_parts.sum(axis=1)
         return int(totals.max(initial=0))
 
@@ -76,14 +78,17 @@ class EncodedProblems:
         """
         tokens = self._tokens_of_steps(index, first_step)
         rest = tokens[first_token:]
-        suffix = self.template.join_suffix([rest], self.answers[index])
+        answer = self.answers[index]
+        suffix = self.template.join_suffix([rest], answer)
         if self.template.closing_ids:
             return suffix
-        return [self.prompts[index][-1], *suffix]
+        prompt = self.prompts[index]
+        return [prompt[-1], *suffix]
 
     def suffix_size(self, index: int, first_step: int | None = 0) -> int:
         """Return how many ids such a `suffix` has."""
         tokens = self._tokens_of_steps(index, first_step)
+        # Without an end marker the prompt's last token is in its place.
         closing = len(self.template.closing_ids) or 1
         answer = len(self.answers[index])
         eos = 1
@@ -156,7 +161,9 @@ def encode_problems(
     ids_of_answers = iter(template.answer_ids(texts_of_answers, unknown))
     answers: list[Ids] = []
     for problem in problems:
-        ids = next(ids_of_answers) if problem.answer else []
+        ids: Ids = []
+        if problem.answer:
+            ids = next(ids_of_answers)
         answers.append(ids)
     return EncodedProblems(
         problems=problems,
@@ -206,7 +213,8 @@ def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
     times = Counter[int]()
     numbers = np.empty(len(indices), np.int32)
     for row, index in enumerate(indices.tolist()):
-        numbers[row] = index + n * times[index]
+        repeats = times[index]
+        numbers[row] = index + n * repeats
         times[index] += 1
     return numbers
 
@@ -230,7 +238,8 @@ def pad_prompts(
         tokens int32 [B, P] and valid bool [B, P], False where padded, with P the bucket.
     """
     longest = max(map(len, prompts))
-    bucket = min(size for size in slots if size >= longest)
+    large_enough = [size for size in slots if size >= longest]
+    bucket = min(large_enough)
     shape = (len(prompts), bucket)
     tokens = np.full(shape, pad_id, dtype=np.int32)
     valid = np.zeros(shape, dtype=bool)
@@ -282,6 +291,7 @@ def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> Suffix
                 f"config.max_answer_tokens: row {number} of the batch needs {length} answer slots, there are {slots}; "
                 "set it higher or shorten the steps"
             )
+        # The target of each token is the one that follows it.
         tokens[number, :length] = suffix[:-1]
         targets[number, :length] = suffix[1:]
         weights[number, :length] = 1.0
@@ -298,6 +308,8 @@ def padded_chunks(n: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndar
         (indices int64 [B], real bool [B]): real is False for the filling, which results must leave out.
     """
     for begin in range(0, n, batch_size):
-        positions = np.arange(begin, begin + batch_size, dtype=np.int64)
+        end = begin + batch_size
+        positions = np.arange(begin, end, dtype=np.int64)
         indices = np.minimum(positions, n - 1)
-        yield indices, positions < n
+        is_real = positions < n
+        yield indices, is_real

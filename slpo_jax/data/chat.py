@@ -77,9 +77,11 @@ def text_template(
     """
     # A word-level tokenizer is given the words of the answer's mark and of the prompt.
     style = style_of(prompt.answers, "after_mark")
-    before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
+    around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
+    before, after = around
     add_words(tokenizer, " ".join(around), apart=not after)
-    add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
+    prompt_words = prompt.format.replace(QUESTION, "")
+    add_words(tokenizer, f"{prompt_words} {prompt.closing}")
 
     # Ask in the prompt's own format, in the tokenizer's chat template, or with the plain question.
     chat = not prompt.format and tokenizer.chat_template is not None
@@ -116,16 +118,21 @@ def text_template(
 
 
 def _plain_text(prompt: PromptConfig, question: str) -> str:
-    return "".join(
-        line(part) for part in (prompt.system, question, prompt.instruction) if part
-    )
+    lines: list[str] = []
+    for part in (prompt.system, question, prompt.instruction):
+        if part:
+            lines.append(line(part))
+    return "".join(lines)
 
 
 def _chat(
     tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str
 ) -> str:
-    content = "\n".join(part for part in (question, prompt.instruction) if part)
-    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    parts = [question, prompt.instruction]
+    content = "\n".join(part for part in parts if part)
+    messages: list[dict[str, str]] = []
+    if prompt.system:
+        messages.append({"role": "system", "content": prompt.system})
     messages.append({"role": "user", "content": content})
     return str(
         tokenizer.apply_chat_template(

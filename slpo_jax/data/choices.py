@@ -94,11 +94,15 @@ class Choices(NamedTuple):
         encoding = self.answer_encoding(answer, is_number, first_choice)
 
         # Look for the answer in every way that it may be meant.
-        by_label = self._with_label(answer) if encoding == "label" else None
+        by_label = None
         by_index = None
+        by_text = None
+        if encoding == "label":
+            by_label = self._with_label(answer)
         if encoding in ("index", "either"):
             by_index = self._with_index(answer, first)
-        by_text = self._with_text(answer) if encoding != "index" else None
+        if encoding != "index":
+            by_text = self._with_text(answer)
         if by_label and self.has_labels:
             by_text = None
 
@@ -121,20 +125,24 @@ class Choices(NamedTuple):
     def _with_label(self, answer: str) -> str | None:
         """Return the label that an answer is, or the label of the column that it names."""
         answer = answer.strip()
-        letter = _LETTER.fullmatch(answer)
+        match = _LETTER.fullmatch(answer)
+        if match:
+            letter = match[1].upper()
+            if letter in self.labels:
+                return letter
         number = canonical_number(answer)
-        if letter and letter[1].upper() in self.labels:
-            return letter[1].upper()
         if number in self.labels:
             return number
         if answer in self.labels:
             return answer
         if len(self.fields) != len(self.labels):
             return None
+        column = answer.lower()
         columns = [name.strip().lower() for name in self.fields]
-        if answer.lower() not in columns:
+        if column not in columns:
             return None
-        return self.labels[columns.index(answer.lower())]
+        place = columns.index(column)
+        return self.labels[place]
 
     def _with_index(self, number: str, first: int) -> str | None:
         """Return the label of the choice that has this index."""
@@ -289,7 +297,8 @@ def choices_with_wrong(
         fields=fields,
         are_numbers=False,
     )
-    return choices, labels[order.index(0)]
+    place_of_right = order.index(0)
+    return choices, labels[place_of_right]
 
 
 def _read_columns(where: str, record: Mapping[str, Any]) -> Choices | None:
@@ -331,15 +340,17 @@ def _read_columns(where: str, record: Mapping[str, Any]) -> Choices | None:
         return None
     names = [by_letter[label] for label in labels]
     # Two columns A and B may be a problem's numbers.
-    is_bare = "A" in [name.strip() for name in names]
-    if len(names) < (3 if is_bare else 2):
+    bare_names = [name.strip() for name in names]
+    fewest = 3 if "A" in bare_names else 2
+    if len(names) < fewest:
         return None
 
     # A dash stands for nothing, except among other signs.
     has_signs = False
     for name in names:
         text = record[name]
-        has_signs |= isinstance(text, str) and _SIGNS.fullmatch(text) is not None
+        if isinstance(text, str) and _SIGNS.fullmatch(text):
+            has_signs = True
     places: list[int] = []
     for place, name in enumerate(names):
         is_sign = has_signs and record[name] == "-"

@@ -88,7 +88,9 @@ def open_splits(source: str, role: Role) -> list[Split]:
                     f"{source}: was saved without configs or splits; give {place} alone"
                 )
             return [Split(str(place), dataset)]
-        where = place if len(configs) == 1 else f"{place}:{config}"
+        where = str(place)
+        if len(configs) > 1:
+            where = f"{place}:{config}"
         available = list(map(str, dataset))
         missing = [split for split in splits if split not in available]
         if missing:
@@ -111,7 +113,8 @@ def is_saved_alone(place: Path) -> bool:
 def split_rows(splits: Sequence[Split]) -> Iterator[tuple[str, Any]]:
     """Yield the rows of opened splits: (where, record), `where` being source, config if several, split and row."""
     for split in splits:
-        for number, record in enumerate(dataset_records(split.rows), start=1):
+        records = dataset_records(split.rows)
+        for number, record in enumerate(records, start=1):
             yield f"{split.where}, row {number}", record
 
 
@@ -132,7 +135,8 @@ def place_of(source: str, role: Role) -> tuple[Path, str]:
         role: what it is for.
     """
     whole_source, part = part_of(source)
-    place, configs, splits = _parse(whole_source, "train" if part else role)
+    split_role: Role = "train" if part else role
+    place, configs, splits = _parse(whole_source, split_role)
     selection = f"{configs}{splits}" if place.is_dir() else ""
     return place, selection + part
 
@@ -150,10 +154,13 @@ def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[st
 
     # A copy of a published set is kept under its id as a rule, and is then taken as that set.
     whole_place = place.resolve() if place.is_dir() else place
-    hub_id = "/".join(whole_place.parts[-2:])
+    owner_and_name = whole_place.parts[-2:]
+    hub_id = "/".join(owner_and_name)
     published = _PUBLISHED.get(hub_id.lower(), _Published())
     config = config or published.config
-    configs: Sequence[str | None] = config.split("+") if config else [None]
+    configs: Sequence[str | None] = [None]
+    if config:
+        configs = config.split("+")
     if not split:
         split = published.test if role == "test" else role
     return place, configs, split.split("+")
@@ -235,5 +242,6 @@ def _reason(error: BaseException) -> str:
     """Return the first cause on one line, without the library's advice about its own functions."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(str(error).split("Example of usage")[0].split())
+    message, _, _ = str(error).partition("Example of usage")
+    text = " ".join(message.split())
     return text or type(error).__name__

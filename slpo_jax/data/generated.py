@@ -123,11 +123,13 @@ def _draw(
 ) -> tuple[Problem, str] | None:
     # Draw the numbers and the signs between them, and compute from left to right.
     draws = rng.random(2 * count - 1).tolist()
-    numbers = [1 + int(draw * config.largest) for draw in draws[:count]]
-    value = numbers[0]
+    number_draws = draws[:count]
+    sign_draws = draws[count:]
+    numbers = [1 + int(draw * config.largest) for draw in number_draws]
+    value, *others = numbers
     answer = str(value)
     steps = list[str]()
-    for draw, number in zip(draws[count:], numbers[1:], strict=True):
+    for draw, number in zip(sign_draws, others, strict=True):
         place = int(draw * len(config.operations))
         sign = config.operations[place]
         if sign == "/" and value % number:
@@ -146,9 +148,11 @@ def _draw(
         value = result
 
     # The question has the numbers in another order, its content has them sorted.
-    shuffled = [numbers[place] for place in rng.permutation(count)]
+    order = rng.permutation(count)
+    shuffled = [numbers[place] for place in order]
     asked = " ".join(map(str, shuffled))
-    in_order = " ".join(map(str, sorted(shuffled)))
+    sorted_numbers = sorted(shuffled)
+    in_order = " ".join(map(str, sorted_numbers))
     question = f"{asked} = {value}"
     content = f"{in_order} = {value}"
     columns = {
@@ -156,7 +160,8 @@ def _draw(
         "goal": value,
         "operations": "".join(config.operations),
     }
-    return Problem(question, tuple(steps), answer, columns), content
+    problem = Problem(question, tuple(steps), answer, columns)
+    return problem, content
 
 
 def _count_solutions(config: CountdownConfig, problem: Problem) -> Problem | None:
@@ -172,22 +177,28 @@ def _count_solutions(config: CountdownConfig, problem: Problem) -> Problem | Non
 def solutions(numbers: list[int], goal: int, operations: str) -> int:
     """Count the answers that `rewards.task_rewards` takes: expressions that differ, by enumeration."""
     orders_OK = _orders(len(numbers))
-    numbers_OK = np.array(numbers, np.int64)[orders_OK]
+    numbers_K = np.array(numbers, np.int64)
+    numbers_OK = numbers_K[orders_OK]
     values_OE = numbers_OK[:, :1]
     for place in range(1, len(numbers)):
         number_O1 = numbers_OK[:, place : place + 1]
+        # No value on the way may be missing or too large.
+        is_missing_OE = values_OE == _NONE
         results: list[np.ndarray] = []
         for sign in operations:
             result_OE = _compute(values_OE, sign, number_O1)
-            # No value on the way may be missing or too large.
-            is_lost_OE = (values_OE == _NONE) | (np.abs(result_OE) > MOST)
-            results.append(np.where(is_lost_OE, _NONE, result_OE))
+            is_large_OE = np.abs(result_OE) > MOST
+            is_lost_OE = is_missing_OE | is_large_OE
+            result_OE = np.where(is_lost_OE, _NONE, result_OE)
+            results.append(result_OE)
         values_OE = np.concatenate(results, axis=1)
-    found = int(np.count_nonzero(values_OE == goal))
+    is_goal_OE = values_OE == goal
+    found = int(np.count_nonzero(is_goal_OE))
 
     # Equal numbers change places without making another expression.
     times_of_each = Counter(numbers).values()
-    same_orders = math.prod(math.factorial(times) for times in times_of_each)
+    orders_of_each = map(math.factorial, times_of_each)
+    same_orders = math.prod(orders_of_each)
     return found // same_orders
 
 
@@ -202,7 +213,9 @@ def _compute(values: np.ndarray, sign: str, numbers: np.ndarray) -> np.ndarray:
     if sign == "*":
         return values * numbers
     divisors = np.maximum(numbers, 1)
-    is_even = (numbers > 0) & (values % divisors == 0)
+    is_positive = numbers > 0
+    remainders = values % divisors
+    is_even = is_positive & (remainders == 0)
     return np.where(is_even, values // divisors, _NONE)
 
 
@@ -220,10 +233,10 @@ def countdown_words(largest: int) -> tuple[str, ...]:
 
 
 countdown_problems = sets_apart(
-    "countdown",
-    _make,
-    "largest or goal, or widen numbers or solutions",
-    _count_solutions,
+    task="countdown",
+    make=_make,
+    more="largest or goal, or widen numbers or solutions",
+    complete=_count_solutions,
 )
 
 
@@ -270,7 +283,11 @@ class ChainConfig(DepthConfig):
 
 @lru_cache
 def _factors(modulus: int) -> list[int]:
-    return [number for number in range(2, modulus) if math.gcd(number, modulus) == 1]
+    factors: list[int] = []
+    for number in range(2, modulus):
+        if math.gcd(number, modulus) == 1:
+            factors.append(number)
+    return factors
 
 
 def _chain(
@@ -278,16 +295,19 @@ def _chain(
 ) -> tuple[Problem, str]:
     modulus = config.modulus
     draws = rng.random(1 + 2 * depth).tolist()
-    value = int(draws[0] * modulus)
+    first_draw, *further_draws = draws
+    operator_draws = further_draws[::2]
+    operand_draws = further_draws[1::2]
+    value = int(first_draw * modulus)
     question = str(value)
     steps = list[str]()
-    for which, size in zip(draws[1::2], draws[2::2], strict=True):
-        place = int(which * len(config.operations))
+    for operator_draw, operand_draw in zip(operator_draws, operand_draws, strict=True):
+        place = int(operator_draw * len(config.operations))
         operator = config.operations[place]
         operands: Sequence[int] = range(1, modulus)
         if operator == "*":
             operands = _factors(modulus)
-        place = int(size * len(operands))
+        place = int(operand_draw * len(operands))
         operand = operands[place]
         results = {
             "+": value + operand,
@@ -298,7 +318,8 @@ def _chain(
         question += f" {operator} {operand}"
         steps.append(f"{value} {operator} {operand} = {result}")
         value = result
-    return Problem(question, tuple(steps), str(value)), question
+    problem = Problem(question, tuple(steps), str(value))
+    return problem, question
 
 
 def chain_words(modulus: int) -> tuple[str, ...]:
@@ -338,8 +359,9 @@ def _graph(
 ) -> tuple[Problem, str]:
     # Two chains of as many hops; the first leads to the answer.
     length = depth + 1
-    numbers = rng.permutation(config.nodes)[: 2 * length]
-    names = [f"n{number}" for number in numbers]
+    order = rng.permutation(config.nodes)
+    chosen = order[: 2 * length]
+    names = [f"n{number}" for number in chosen]
     chain = names[:length]
     other_chain = names[length:]
 
@@ -349,13 +371,17 @@ def _graph(
     for place in rng.permutation(len(edges)):
         begin, end = edges[place]
         texts.append(f"{begin}>{end}")
-    ends = sorted([chain[-1], other_chain[-1]])
-    one, other = ends if rng.random() < 0.5 else ends[::-1]
+    answer = chain[-1]
+    ends = sorted([answer, other_chain[-1]])
+    told_ends = " ".join(ends)
+    if rng.random() >= 0.5:
+        told_ends = " ".join(reversed(ends))
     root, *steps = chain
     told = " ".join(texts)
-    question = f"{told} ends {one} {other} from {root}"
+    question = f"{told} ends {told_ends} from {root}"
     content = " ".join([*sorted(texts), *ends, root])
-    return Problem(question, tuple(steps), steps[-1]), content
+    problem = Problem(question, tuple(steps), answer)
+    return problem, content
 
 
 def graph_words(nodes: int) -> tuple[str, ...]:
@@ -387,23 +413,34 @@ class Task(NamedTuple):
 
 GENERATED: dict[str, Task] = {
     "synthetic": Task(
-        SyntheticConfig,
-        lambda *settings: Problems(synthetic_problems(*settings)),
-        synthetic_words,
+        settings=SyntheticConfig,
+        problems=lambda *settings: Problems(synthetic_problems(*settings)),
+        words=synthetic_words,
     ),
     "chain": Task(
-        ChainConfig,
-        sets_apart("chain", _chain, "modulus, or add operations"),
-        chain_words,
+        settings=ChainConfig,
+        problems=sets_apart("chain", _chain, "modulus, or add operations"),
+        words=chain_words,
     ),
-    "graph": Task(GraphConfig, sets_apart("graph", _graph, "nodes"), graph_words),
-    "countdown": Task(CountdownConfig, countdown_problems, countdown_words, COUNTDOWN),
+    "graph": Task(
+        settings=GraphConfig,
+        problems=sets_apart("graph", _graph, "nodes"),
+        words=graph_words,
+    ),
+    "countdown": Task(
+        settings=CountdownConfig,
+        problems=countdown_problems,
+        words=countdown_words,
+        reward=COUNTDOWN,
+    ),
 }
 
 
 def task_of(source: Any) -> str:
     """Return the task of a source (or a tokenizer) "NAME:..", "" where it is none's."""
-    name, colon, _ = source.partition(":") if isinstance(source, str) else ("", "", "")
+    if not isinstance(source, str):
+        return ""
+    name, colon, _ = source.partition(":")
     return name if colon and name in GENERATED else ""
 
 

@@ -143,17 +143,23 @@ def _generate(
 ) -> Problems:
     numbers = _numbers(source, name, settings)
     part = name if name in settings.of_ten else ""
-    size = getattr(settings, f"{part or 'test'}_size")
-    seeds = [settings.seed, zlib.crc32(name.encode())]
-    rng = np.random.default_rng(seeds)
+    size_name = f"{part or 'test'}_size"
+    size = getattr(settings, size_name)
+    seed_of_name = zlib.crc32(name.encode())
+    rng = np.random.default_rng([settings.seed, seed_of_name])
     problems = list[Problem]()
     contents = set[str]()
     idle = 0
     counts = Counter[int]()
-    tell = if_slow(f"{source}: generating {size:,} problems", size)
+    label = f"{source}: generating {size:,} problems"
+    tell = if_slow(label, size)
     # Draw until there are enough, or too many draws in a row gave no problem that is taken.
-    while len(problems) < size and idle < 200 * len(contents) + 10_000:
-        place = int(rng.random() * len(numbers))
+    while len(problems) < size:
+        most_idle = 200 * len(contents) + 10_000
+        if idle >= most_idle:
+            break
+        draw = rng.random()
+        place = int(draw * len(numbers))
         number = numbers[place]
         drawn = make(settings, number, rng)
         # Where none is found, `make` has tried often.
@@ -163,7 +169,8 @@ def _generate(
         problem, content = drawn
         if part_of(content, settings.of_ten) != part:
             continue
-        if content in contents and not settings.comes_again(part):
+        is_repeated = content in contents
+        if is_repeated and not settings.comes_again(part):
             continue
         completed = complete(settings, problem)
         if completed is not None:
@@ -176,16 +183,21 @@ def _generate(
     # Warn of a set that is too small, repeats itself, or has too few problems with one of the numbers.
     if not problems:
         raise UserError(f"{source}: there are no such problems; {remedy}")
-    fewest = min(counts[number] for number in numbers)
+    count_of_each = [counts[number] for number in numbers]
+    fewest = min(count_of_each)
+    # Nine of ten have to differ, and each number to have half of its share.
     is_whole = len(problems) == size
     differ = 10 * len(contents) >= 9 * size
     are_even = 2 * fewest * len(numbers) >= size
     if is_whole and differ and are_even:
         return Problems(problems)
-    shares = ", ".join(f"{counts[number]:,} of {number}" for number in numbers)
+    shares: list[str] = []
+    for count, number in zip(count_of_each, numbers, strict=True):
+        shares.append(f"{count:,} of {number}")
+    listed = ", ".join(shares)
     line = (
         f"{source}: {len(contents):,} of {size:,} problems differ "
-        f"(all by {settings.unit}: {shares}); {remedy}"
+        f"(all by {settings.unit}: {listed}); {remedy}"
     )
     return Problems(problems, warnings=(line,))
 
@@ -198,7 +210,8 @@ def _numbers(source: str, name: str, settings: SetsConfig) -> range:
     alone = settings.alone
     if number not in alone:
         parts = dict.fromkeys(settings.of_ten)
-        names = ", ".join(part for part in parts if part)
+        parts.pop("", None)
+        names = ", ".join(parts)
         raise UserError(
             f"{source}: no such set; give one of {names} or a number "
             f"of {settings.unit} from {alone[0]} to {alone[-1]}"
@@ -208,9 +221,10 @@ def _numbers(source: str, name: str, settings: SetsConfig) -> range:
 
 def part_of(content: str, of_ten: tuple[str, ...]) -> str:
     """Return the set that a problem may be in."""
-    digest = hashlib.blake2b(content.encode(), digest_size=4).digest()
-    number = int.from_bytes(digest)
-    return of_ten[number % 10]
+    hashed = hashlib.blake2b(content.encode(), digest_size=4)
+    number = int.from_bytes(hashed.digest())
+    last_digit = number % 10
+    return of_ten[last_digit]
 
 
 @dataclass(frozen=True)
@@ -250,7 +264,8 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
     Raises:
         UserError: see `gym_dataset`; or there is no such set, or nothing in it.
     """
-    task, at, name = source.removeprefix(f"{GYM}:").partition("@")
+    task_and_set = source.removeprefix(f"{GYM}:")
+    task, at, name = task_and_set.partition("@")
     part = name
     if not at:
         part = "valid" if role == "validation" else role
@@ -271,14 +286,16 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
         draws = max(draws, math.ceil(needed))
     own_settings = config.settings.get(task, {})
     settings = json.dumps(own_settings, sort_keys=True)
-    entries = _entries(task, settings, config.seed, max(draws, _COMPARED))
+    count = max(draws, _COMPARED)
+    entries = _entries(task, settings, config.seed, count)
 
     # Find the words to leave out.
     before = ""
     after = ""
     if config.bare:
-        some = [entry["question"] for entry in entries[:_COMPARED]]
-        before, after = common_ends(some)
+        compared = entries[:_COMPARED]
+        questions = [entry["question"] for entry in compared]
+        before, after = common_ends(questions)
 
     # Of entries with the same question the first counts, in the place of the last.
     entry_of: dict[str, dict[str, Any]] = {}
@@ -292,7 +309,8 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
         text = _without_ends(question, before, after)
         # Some tasks have no answers.
         answer = entry["answer"] or ""
-        problems.append(Problem(text, (), answer, columns))
+        problem = Problem(text, steps=(), answer=answer, columns=columns)
+        problems.append(problem)
     problems = problems[:size]
     if not problems:
         raise UserError(
@@ -300,8 +318,8 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
         )
     if len(problems) >= 0.9 * size:
         return Problems(problems)
-    remedy = "the task repeats itself: widen config.data.gym.settings"
-    line = f"{source}: {len(problems):,} of {size:,} problems; {remedy}.{task}"
+    remedy = f"the task repeats itself: widen config.data.gym.settings.{task}"
+    line = f"{source}: {len(problems):,} of {size:,} problems; {remedy}"
     return Problems(problems, warnings=(line,))
 
 
@@ -310,10 +328,11 @@ def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, 
     """Generate entries of a task, from which all its sets are taken."""
     dataset = gym_dataset(task, settings, seed, count)
     entries = list[dict[str, Any]]()
-    tell = if_slow(f"{GYM}:{task}: generating {count:,} problems", count)
-    while len(entries) < count:
-        entries.append(dataset[len(entries)])
-        tell(len(entries))
+    label = f"{GYM}:{task}: generating {count:,} problems"
+    tell = if_slow(label, count)
+    for place in range(count):
+        entries.append(dataset[place])
+        tell(place + 1)
     return entries
 
 

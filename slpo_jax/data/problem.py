@@ -62,7 +62,10 @@ class FieldUse:
         for fields in self.used.values():
             for name in fields:
                 used.add(_key(name))
-        unused = [name for name in self.filled if _key(name) not in used]
+        unused: list[str] = []
+        for name in self.filled:
+            if _key(name) not in used:
+                unused.append(name)
         return list_fields(unused)
 
     def lines(self) -> list[str]:
@@ -71,15 +74,17 @@ class FieldUse:
         for role, fields in self.used.items():
             label = role
             if role in self.details:
-                label = f"{role} ({self.details[role]})"
+                detail = self.details[role]
+                label = f"{role} ({detail})"
             names = ", ".join(fields)
             uses.append(f"{label} from {names}")
 
         lines: list[str] = []
         if uses:
             lines.append("; ".join(uses))
-        if self.unused:
-            lines.append(f"not used: {self.unused}")
+        unused = self.unused
+        if unused:
+            lines.append(f"not used: {unused}")
         return lines
 
 
@@ -122,7 +127,8 @@ def list_fields(names: Iterable[Any]) -> str:
     line = ", ".join(map(str, names))
     if len(line) <= _SHOWN:
         return line
-    return f"{line[: _SHOWN - 1]}…"
+    beginning = line[: _SHOWN - 1]
+    return f"{beginning}…"
 
 
 def without(
@@ -132,10 +138,13 @@ def without(
 
     GSM8K's training file holds all questions of the validation set: 7,473 problems become 6,973.
     """
-    excluded = {normalise(problem.question) for problem in held_out}
+    excluded: set[str] = set()
+    for problem in held_out:
+        excluded.add(normalise(problem.question))
     kept: list[Problem] = []
     for problem in problems:
-        if normalise(problem.question) not in excluded:
+        question = normalise(problem.question)
+        if question not in excluded:
             kept.append(problem)
     return tuple(kept)
 

@@ -96,7 +96,8 @@ class DataConfig(_Tasks):
         """Return how a generated source is made; None of others."""
         if is_gym(source):
             return self.gym
-        return getattr(self, task_of(source), None) if task_of(source) else None
+        task = task_of(source)
+        return getattr(self, task, None) if task else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,19 +158,31 @@ def load_problems(
         UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
             record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
-    wanted = Wanted(fields, role == "train", columns, unanswered)
+    wanted = Wanted(
+        fields=fields,
+        strict=role == "train",
+        columns=columns,
+        unanswered=unanswered,
+    )
 
     # Records that a caller holds are read each time.
     if not isinstance(source, str):
         name, records = select_split(source, role)
-        rows = _Source(name, None, lambda: given_rows(records))
-        return _with_answers(name, _read.__wrapped__(rows, wanted), answers, unanswered)
+        record_source = _Source(name, None, lambda: given_rows(records))
+        read = _read.__wrapped__(record_source, wanted)
+        return _with_answers(name, read, answers, unanswered)
 
     # A part is a part of all training problems.
     whole_set, part = part_of(source)
     if part:
         whole = load_problems(
-            whole_set, settings, "train", answers, fields, columns, unanswered
+            whole_set,
+            settings,
+            role="train",
+            answers=answers,
+            fields=fields,
+            columns=columns,
+            unanswered=unanswered,
         )
         return _select_part(source, part, whole)
 
@@ -193,7 +206,8 @@ def load_problems(
             "synthetic:NAME"
         )
     if reader:
-        file = _Source(source, file_digest(path), lambda: reader(path))
+        digest = file_digest(path)
+        file = _Source(source, digest, lambda: reader(path))
         return _read_cached(file, wanted, answers)
     splits = open_splits(source, role)
     content = tuple(split.content for split in splits)
@@ -251,7 +265,8 @@ def _read(source: _Source, wanted: Wanted) -> _Read:
     is_collected = gc.isenabled()
     gc.disable()
     try:
-        raws = list(_raw_problems(source.rows(), wanted, field_use))
+        rows = source.rows()
+        raws = list(_raw_problems(rows, wanted, field_use))
         if not raws:
             raise UserError(
                 f"{source.name}: holds no problems; give one with at least one"
@@ -272,7 +287,8 @@ def _read(source: _Source, wanted: Wanted) -> _Read:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _read_cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
-    return _with_answers(source.name, _read(source, wanted), answers, wanted.unanswered)
+    read = _read(source, wanted)
+    return _with_answers(source.name, read, answers, wanted.unanswered)
 
 
 def _with_answers(
@@ -283,9 +299,8 @@ def _with_answers(
     problems = dict(enumerate(read.problems))
     others = read.others
     lost = dict[str, list[str]]()
-    compared = _normalise_answers(
-        [raw.answer or "" for raw in others.values()], answers
-    )
+    written = [raw.answer or "" for raw in others.values()]
+    compared = _normalise_answers(written, answers)
     for (place, raw), answer in zip(others.items(), compared, strict=True):
         if answer or (unanswered and not raw.answer):
             problems[place] = dataclasses.replace(problems[place], answer=answer)
@@ -296,16 +311,18 @@ def _with_answers(
     count = len(read.problems)
     left_out = count - len(problems)
     if not problems:
-        first_line = next(iter(lost.values()))[0]
+        first_lines = next(iter(lost.values()))
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
-        raise UserError(f"{first_line}, nor is any of the {count}; {remedy}")
+        raise UserError(f"{first_lines[0]}, nor is any of the {count}; {remedy}")
 
     # Warn of what is left out, an example for each reason, and of contradictions.
     warnings: list[str] = []
     reasons: list[str] = []
     for lines in lost.values():
-        number = f"{len(lines):,} like " if left_out > 1 else ""
-        reasons.append(f"{number}{lines[0]}")
+        reason = lines[0]
+        if left_out > 1:
+            reason = f"{len(lines):,} like {reason}"
+        reasons.append(reason)
     if reasons:
         why = "; ".join(reasons)
         warnings.append(f"{source}: left out {left_out} of {count} problems: {why}")
@@ -327,14 +344,16 @@ def _contradictions(problems: Iterable[Problem]) -> str:
     for problem in problems:
         if problem.answer:
             question = normalise(problem.question)
-            if answers.setdefault(question, problem.answer) != problem.answer:
+            first = answers.setdefault(question, problem.answer)
+            if first != problem.answer:
                 contradicted.setdefault(question, problem.answer)
     if not contradicted:
         return ""
     question, other = next(iter(contradicted.items()))
+    answer = answers[question]
     return (
         f"{len(contradicted)} of {len(answers)} questions come with different answers, such as {question[:60]!r} with "
-        f"{answers[question][:40]!r} and {other[:40]!r}; each problem is held to its own"
+        f"{answer[:40]!r} and {other[:40]!r}; each problem is held to its own"
     )
 
 
@@ -356,7 +375,8 @@ def _raw_problems(
                 f"{where}: the question is empty; give its text or remove the record"
             )
         if wanted.columns is None or wanted.columns:
-            raw = raw._replace(columns=_kept_columns(record, wanted, field_use))
+            columns = _kept_columns(record, wanted, field_use)
+            raw = raw._replace(columns=columns)
         yield raw
 
     # A field of the answer or the steps may be missing in some of the records, but not in all.
@@ -387,13 +407,16 @@ def _kept_columns(
     used: set[str] = set()
     for fields in field_use.used.values():
         used.update(fields)
-    field_use.note("reward", [name for name in cells if name not in used])
+    unused = [name for name in cells if name not in used]
+    field_use.note("reward", unused)
     return {name: plain(cell) for name, cell in cells.items()}
 
 
 def _number(answer: str) -> str:
     """Return what an answer is compared as for any kind; "" where that depends on it, as for a code such as 00012."""
-    return "" if _CODE.match(answer.strip()) else number_of(answer)
+    if _CODE.match(answer.strip()):
+        return ""
+    return number_of(answer)
 
 
 def number_of(answer: str) -> str:
@@ -409,8 +432,10 @@ def _normalise_answers(answers: Sequence[str], kind: Kind) -> list[str]:
     texts = [_normalise_answer(answer, kind) for answer in answers]
     if kind == "texts":
         return [text if normal_text(text) else "" for text in texts]
-    readable = are_readable(texts)
-    return [text if good else "" for text, good in zip(texts, readable, strict=True)]
+    comparable: list[str] = []
+    for text, is_readable in zip(texts, are_readable(texts), strict=True):
+        comparable.append(text if is_readable else "")
+    return comparable
 
 
 def _normalise_answer(answer: str, kind: Kind) -> str:
@@ -431,10 +456,14 @@ def _bad_answer(raw: RawProblem, kind: Kind) -> tuple[str, str]:
     """Return what is wrong with a record's answer, and the same with where it is."""
     answer = raw.answer
     if answer is None:
-        behind = ", nor one behind a mark such as #### in its lines"
-        return "no answer", f"{raw.where}: no answer{behind if raw.solution else ''}"
+        line = f"{raw.where}: no answer"
+        if raw.solution:
+            line += ", nor one behind a mark such as #### in its lines"
+        return "no answer", line
     fault = f"no {_KIND_NAMES[kind]}"
     if canonical_number(answer) is not None:
         fault += f" of at most {_DIGITS} digits"
-    start = answer if len(answer) <= 40 else f"{answer[:40]}…"
+    start = answer
+    if len(answer) > 40:
+        start = f"{answer[:40]}…"
     return fault, f"{raw.where}: answer {start!r} is {fault}"

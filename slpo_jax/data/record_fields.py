@@ -254,7 +254,8 @@ def _missing_field(where: str, record: Record, key: str) -> UserError:
     )
     names = {str(name).strip().lower() for name in record}
     known = {*FIELD_NAMES["question"], *FIELD_NAMES["answer"]}
-    if any(_is_list_of_records(value) for value in record.values()):
+    holds_records = any(_is_list_of_records(value) for value in record.values())
+    if holds_records:
         remedy += ", or give the list of records alone where one of them holds that"
     elif names.isdisjoint(known):
         remedy += ", or begin a table with a line of names"
@@ -301,7 +302,8 @@ def _read_question(where: str, record: Record, field: str, field_use: FieldUse) 
     lines = [" ".join(parts)]
     for name in after:
         lines.append(text_of(where, record, name))
-    return "\n".join(line for line in lines if line.strip())
+    filled = [line for line in lines if line.strip()]
+    return "\n".join(filled)
 
 
 def _read_answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
@@ -398,7 +400,8 @@ def read_graph(
         edges = []
         for begin, end in record[EDGES]:
             edges.append(f"{int(begin)} {int(end)}")
-        target, other, root = (str(int(record[field])) for field in _NODES)
+        three_nodes = [str(int(record[field])) for field in _NODES]
+        target, other, root = three_nodes
         layers: Any = record[_LAYERS]
         # A layer 0 may be there, which is root itself.
         steps: list[str] = []
@@ -419,7 +422,8 @@ def read_graph(
     content = " ".join([*edges, target, other, root])
     seed = zlib.crc32(content.encode())
     rng = np.random.default_rng(seed)
-    shuffled = [edges[place] for place in rng.permutation(len(edges))]
+    order = rng.permutation(len(edges))
+    shuffled = [edges[place] for place in order]
     told = f" {BAR} ".join(shuffled)
     ends = f"{target} {other}"
     if rng.random() >= 0.5:

@@ -37,7 +37,8 @@ def records_text(records: Any) -> str:
         for name, value in columns.items():
             if not is_known(name):
                 others[name] = value
-        lines.append(_json({**others, **record}) + "\n")
+        line = _json({**others, **record})
+        lines.append(f"{line}\n")
     return "".join(lines)
 
 
@@ -58,19 +59,24 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
         UserError: see `check_name`.
     """
     check_name(path)
-    write_text(Path(path).expanduser(), records_text(list(problems)))
+    file = Path(path).expanduser()
+    text = records_text(list(problems))
+    write_text(file, text)
 
 
 def _json(value: Any) -> str:
     """Write a value as JSON, numbers with the digits that they have."""
     if isinstance(value, Number | Decimal):
         text = str(value)
-        return text if _JSON_NUMBER.fullmatch(text) else json.dumps(text)
+        is_json = _JSON_NUMBER.fullmatch(text)
+        return text if is_json else json.dumps(text)
     if isinstance(value, Mapping):
         fields: list[str] = []
         for name, inner in value.items():
-            fields.append(f"{json.dumps(str(name))}: {_json(inner)}")
+            key = json.dumps(str(name))
+            fields.append(f"{key}: {_json(inner)}")
         return "{" + ", ".join(fields) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_json, value)) + "]"
+        items = map(_json, value)
+        return "[" + ", ".join(items) + "]"
     return json.dumps(value, default=str)

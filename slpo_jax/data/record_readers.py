@@ -35,7 +35,8 @@ def _read_json(path: Path) -> Rows:
             yield f"{path}, record {number}", record
     else:
         for number, line in _lines(text):
-            yield f"{path}, line {number}", _parse_json(line, path, number)
+            record = _parse_json(line, path, number)
+            yield f"{path}, line {number}", record
 
 
 def _read_icot(path: Path) -> Rows:
@@ -47,7 +48,8 @@ def _read_icot(path: Path) -> Rows:
             raise UserError(
                 f"{where}: malformed; expected 'question||steps #### answer'"
             )
-        yield where, {"question": question, "cot": steps, "answer": answer.strip()}
+        record = {"question": question, "cot": steps, "answer": answer.strip()}
+        yield where, record
 
 
 def _read_csv(path: Path) -> Rows:
@@ -77,8 +79,9 @@ def _read_csv(path: Path) -> Rows:
                 remedy = "add what is missing"
                 if len(row) > len(names):
                     remedy = f"quote texts with {delimiter!r}"
+                shown = header[:80].strip()
                 raise UserError(
-                    f"{where}: {len(row)} field(s) for the header's {len(names)} ({header[:80].strip()}); {remedy}"
+                    f"{where}: {len(row)} field(s) for the header's {len(names)} ({shown}); {remedy}"
                 )
             yield where, dict(zip(names, row, strict=True))
     except csv.Error as error:
@@ -129,7 +132,9 @@ def reader_of(path: Path) -> Callable[[Path], Rows] | None:
 def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
     """Return the rows, floating-point numbers as the shortest decimals of their type, also within lists."""
     _check_names(table.column_names)
-    columns = {name: _arrow_values(table[name]) for name in table.column_names}
+    columns: dict[str, list[Any]] = {}
+    for name in table.column_names:
+        columns[name] = _arrow_values(table[name])
     records: list[dict[str, Any]] = []
     for row in zip(*columns.values(), strict=True):
         record = dict(zip(columns, row, strict=True))
@@ -140,9 +145,10 @@ def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
 def _arrow_values(column: Any) -> list[Any]:
     """Return the values of an array or a column of arrow."""
     values = column.to_pylist()
-    if not _FLOATING.search(str(column.type)):
+    kind = column.type
+    if not _FLOATING.search(str(kind)):
         return values
-    return [_shortest(value, column.type) for value in values]
+    return [_shortest(value, kind) for value in values]
 
 
 def _shortest(value: Any, kind: Any) -> Any:
@@ -270,7 +276,8 @@ def _records_of(records: Any) -> Iterable[Any]:
         return _pandas_records(records)
 
     # What else goes through records is a list of them, or a data set of `datasets`.
-    is_one = isinstance(records, Mapping | bytes) or getattr(records, "ndim", 1) == 0
+    is_scalar = getattr(records, "ndim", 1) == 0
+    is_one = is_scalar or isinstance(records, Mapping | bytes)
     if is_one or not isinstance(records, Iterable):
         raise UserError(
             f"{type(records).__name__} holds no records; give a file, a list of dicts, a DataFrame or a "
@@ -283,7 +290,9 @@ def _records_of(records: Any) -> Iterable[Any]:
 
 def _pandas_records(table: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table of pandas."""
-    columns = {name: _pandas_values(table[name]) for name in table.columns}
+    columns: dict[Any, Iterable[Any]] = {}
+    for name in table.columns:
+        columns[name] = _pandas_values(table[name])
     for row in zip(*columns.values(), strict=True):
         values = map(_plain, row)
         yield dict(zip(columns, values, strict=True))

@@ -42,7 +42,9 @@ def plain(value: Any) -> Any:
     """Convert a cell to what a reward is given: numbers as int or float, in lists and dicts too."""
     if isinstance(value, Number):
         is_whole = value.lstrip("-").isdigit()
-        return int(Decimal(value)) if is_whole else float(value)
+        if is_whole:
+            return int(Decimal(value))
+        return float(value)
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -105,8 +107,9 @@ def message_of(
         UserError: it is neither.
     """
     # A chat is a list of messages, or a text that writes one.
-    value = record[field]
-    chat = parse_written(value) if isinstance(value, str) else value
+    chat = record[field]
+    if isinstance(chat, str):
+        chat = parse_written(chat)
     messages = chat if isinstance(chat, list) else []
     is_message = [isinstance(message, Mapping) for message in messages]
     is_chat = field in CHATS or is_message[:1] == [True]
@@ -224,7 +227,10 @@ def split_mark(text: str) -> tuple[str, str | None]:
     # Part the text at a tag, or at the end of a thought.
     tagged = _TAG.sub(_plain_tag, text)
     match = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
-    solution, behind = match.groups() if match else (text, "")
+    solution = text
+    behind = ""
+    if match:
+        solution, behind = match.groups()
     solution = without_tags(solution)
     if not solution.strip():
         return _split_mark(without_tags(behind))
@@ -257,9 +263,11 @@ def _split_mark(text: str) -> tuple[str, str | None]:
     """Return `split_mark` of a text without tags."""
     # The last #### is the first choice, unless a heading follows.
     before, hashes, after = text.rpartition("####")
-    first, _, rest = after.strip().partition("\n")
-    if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):
-        return before, bare(first)
+    if hashes:
+        first, _, rest = after.strip().partition("\n")
+        is_heading = rest and _NEXT_LINE.match(f"{first}\n1")
+        if not is_heading:
+            return before, bare(first)
 
     # Then "the answer is" in the last line, to which the line before it is joined where it ends with that.
     tail = _HOPE.sub("", text).rstrip()
@@ -271,7 +279,8 @@ def _split_mark(text: str) -> tuple[str, str | None]:
     answer = ""
     for mark in _MARK.finditer(last):
         before_mark = last[: mark.start()]
-        answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[mark.end() :])
+        behind_mark = last[mark.end() :]
+        answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", behind_mark)
     if answer:
         sentences = _SENTENCE_END.split(before_mark.rstrip("*"))
         # The sentence of the mark isn't a step, unless it is all there is and computes something.
@@ -288,7 +297,8 @@ def _split_mark(text: str) -> tuple[str, str | None]:
         return lines if is_alone else text, boxed
 
     # Several lines without a mark are steps, but a matrix is an answer.
-    if "\n" in text.strip() and not _MATRIX.fullmatch(text):
+    has_lines = "\n" in text.strip()
+    if has_lines and not _MATRIX.fullmatch(text):
         return text, ""
     return text, None
 

@@ -152,11 +152,13 @@ def synthetic_words(max_value: int) -> tuple[str, ...]:
 
 
 def _candidates(name: str, config: SyntheticConfig) -> Iterator[Problem]:
-    rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
+    seed_of_name = zlib.crc32(name.encode())
+    rng = np.random.default_rng([config.seed, seed_of_name])
     width = _DRAWS_A_PROBLEM + _DRAWS_A_STEP * config.max_steps
     while True:
         # One row of uniforms a problem: much faster than a generator call for every choice.
-        for row in rng.random((_BLOCK, width)).tolist():
+        rows = rng.random((_BLOCK, width))
+        for row in rows.tolist():
             yield _make(name, config, row)
 
 
@@ -169,7 +171,8 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
         high = config.max_value
     else:
         low = 1
-        high = small if regime < _SMALL else config.max_value
+        is_small = regime < _SMALL
+        high = small if is_small else config.max_value
 
     # Choose the template and the number of steps.
     if name == "template":
@@ -178,8 +181,11 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     else:
         is_puzzle = name != "large" and template < _PUZZLES
         # Among puzzles that draw is uniform below their share, so it can decide their length too.
-        is_short = is_puzzle and template >= _PUZZLES * _LONG_PUZZLES
-        count = 1 if is_short else _scale_draw(length, 1, config.max_steps)
+        long_share = _PUZZLES * _LONG_PUZZLES
+        is_short = is_puzzle and template >= long_share
+        count = 1
+        if not is_short:
+            count = _scale_draw(length, 1, config.max_steps)
 
     # Each step draws from its own part of the row.
     start = _scale_draw(first, low, high)
@@ -201,7 +207,9 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     question = tell(name_of_person, name_of_thing, start, steps)
 
     # By the question alone, so that the problems are the same ones at every share.
-    is_written = zlib.crc32(question.encode()) < config.written_share * 2**32
+    digest = zlib.crc32(question.encode())
+    threshold = config.written_share * 2**32
+    is_written = digest < threshold
     texts: tuple[str, ...] = ()
     if name != "train" or is_written:
         texts = tuple(step.text for step in steps)
@@ -224,8 +232,9 @@ def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -
     if operator == "x":
         operand = _pick(operand_draw, factors)
     else:
-        most = max_value - value if operator == "+" else value
-        operand = _scale_draw(operand_draw, low, min(high, most))
+        room = max_value - value if operator == "+" else value
+        most = min(high, room)
+        operand = _scale_draw(operand_draw, low, most)
     results = {
         "+": value + operand,
         "-": value - operand,
@@ -233,7 +242,13 @@ def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -
     }
     result = results[operator]
     text = f"{value} {operator} {operand} = {result}"
-    return _Step(operator, operand, verb, text, result)
+    return _Step(
+        operator=operator,
+        operand=operand,
+        verb=verb,
+        text=text,
+        value=result,
+    )
 
 
 def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
@@ -244,7 +259,8 @@ def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             verb = _STORY_FACTORS[step.operand]
             sentences.append(f"{pronoun} {verb} them .")
         else:
-            verb = _pick(step.verb, _STORY_VERBS[step.operator])
+            verbs = _STORY_VERBS[step.operator]
+            verb = _pick(step.verb, verbs)
             sentences.append(f"{pronoun} {verb} {step.operand} .")
     sentences.append("How many now ?")
     return " ".join(sentences)
@@ -257,13 +273,15 @@ def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             verb = _PUZZLE_FACTORS[step.operand]
             sentences.append(f"All {verb} .")
         else:
-            verb = _pick(step.verb, _PUZZLE_VERBS[step.operator])
+            verbs = _PUZZLE_VERBS[step.operator]
+            verb = _pick(step.verb, verbs)
             sentences.append(f"{step.operand} {verb} .")
     return " ".join(sentences)
 
 
 def _pick(draw: float, items: Sequence[T]) -> T:
-    return items[int(draw * len(items))]
+    place = int(draw * len(items))
+    return items[place]
 
 
 def _scale_draw(draw: float, low: int, high: int) -> int:

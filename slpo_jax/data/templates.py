@@ -87,17 +87,17 @@ class Template:
         Raises:
             UserError: without `unknown`, a question has such a word.
         """
-        return self._encode(
-            [self.question_text(question) for question in questions],
-            unknown,
-            is_prompt=True,
-        )
+        texts = [self.question_text(question) for question in questions]
+        return self._encode(texts, unknown, is_prompt=True)
 
     @property
     def prompt_end(self) -> int | None:
         """The token that every prompt ends with; None where it is the question's last."""
-        if self.start_id is not None or self.question_text(_PLACE).endswith(_PLACE):
+        if self.start_id is not None:
             return self.start_id
+        prompt = self.question_text(_PLACE)
+        if prompt.endswith(_PLACE):
+            return None
         ends = set()
         for ids in self.prompts(["?", "5", "a"], Counter()):
             ends.add(ids[-1])
@@ -113,17 +113,15 @@ class Template:
         no text at all, which the export's `generate` refuses: what a template raises is no fault of a client's where
         transformers serves.
         """
-        before, after = self.question_text(_PLACE).split(_PLACE)
-        text, framed = (
-            self.tokenizer("?", add_special_tokens=more)["input_ids"]
-            for more in (False, not self.bare)
-        )
+        prompt_text = self.question_text(_PLACE)
+        before, after = prompt_text.split(_PLACE)
         # Around it is what the tokenizer puts around any text (Llama's begin-of-text)
-        place = framed.index(text[0])
-        first, last = map(
-            self.tokenizer.convert_ids_to_tokens,
-            (framed[:place], framed[place + len(text) :]),
-        )
+        text = self.tokenizer("?", add_special_tokens=False)["input_ids"]
+        framed = self.tokenizer("?", add_special_tokens=not self.bare)["input_ids"]
+        begin = framed.index(text[0])
+        end = begin + len(text)
+        first = self.tokenizer.convert_ids_to_tokens(framed[:begin])
+        last = self.tokenizer.convert_ids_to_tokens(framed[end:])
         before = "".join(first) + before
         after = after + "".join(last)
         answer = ""
@@ -135,6 +133,8 @@ class Template:
                 f"{{% generation %}}{{{{ text_of(messages[-1]) + {eos} }}}}{{% endgeneration %}}"
                 "{% endif %}"
             )
+        parts = [_literal(before), self.question_in_jinja, _literal(after)]
+        prompt = " + ".join(part for part in parts if part)
         return (
             "{% macro text_of(message) %}"
             "{% set content = message['content'] %}"
@@ -146,14 +146,16 @@ class Template:
             "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
             "{% if asked %}"
             "{% set question = text_of(asked[-1]) %}"
-            f"{{{{ {' + '.join(filter(None, (_literal(before), self.question_in_jinja, _literal(after))))} }}}}"
+            f"{{{{ {prompt} }}}}"
             f"{answer}"
             "{% endif %}"
         )
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:
         """Return [end] + ids of every step's text + ids(answer text) + [eos]; the end marker as far as there is one."""
-        return self.join_suffix(self.step_ids([steps])[0], self.answer_ids([answer])[0])
+        (ids_of_steps,) = self.step_ids([steps])
+        (ids_of_answer,) = self.answer_ids([answer])
+        return self.join_suffix(ids_of_steps, ids_of_answer)
 
     def step_ids(self, solutions: Sequence[Sequence[str]]) -> list[list[Ids]]:
         """Encode every step of each solution, one by one, so that ids don't depend on their neighbours."""
@@ -163,13 +165,18 @@ class Template:
             for place, step in enumerate(steps):
                 texts.append(self.step_text(step, place == 0))
         flat = iter(self._encode(texts))
-        return [list(itertools.islice(flat, len(steps))) for steps in solutions]
+        ids_of_solutions: list[list[Ids]] = []
+        for steps in solutions:
+            ids_of_steps = itertools.islice(flat, len(steps))
+            ids_of_solutions.append(list(ids_of_steps))
+        return ids_of_solutions
 
     def answer_ids(
         self, answers: Sequence[str], unknown: Counter[str] | None = None
     ) -> list[Ids]:
         """Encode each answer's text, without eos; `unknown` as for `prompts`."""
-        return self._encode([self.answer_text(answer) for answer in answers], unknown)
+        texts = [self.answer_text(answer) for answer in answers]
+        return self._encode(texts, unknown)
 
     def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
         """Return `suffix` from the ids of steps and answer."""
@@ -183,12 +190,14 @@ class Template:
             UserError: the tokenizer splits it, or doesn't know it.
         """
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        pieces = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
+        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        pieces = ", ".join(map(repr, tokens))
         if len(ids) != 1:
             raise UserError(
                 f"{text!r} is {len(ids)} tokens to this tokenizer ({pieces}); give a text that is one"
             )
-        if ids[0] == self.tokenizer.unk_token_id != self.eos_id:
+        unknown = self.tokenizer.unk_token_id
+        if ids[0] == unknown and unknown != self.eos_id:
             raise UserError(
                 f"{text!r} is no token of this tokenizer; give a text that is one"
             )
@@ -204,8 +213,10 @@ class Template:
             the index in `ids` of the last token that holds none of the answer's characters: ":" for GPT-2, whose " 72"
             is one token, the lone " " where digits are tokens of their own.
         """
-        ends = list(accumulate(len(self.token_bytes[token]) for token in ids))
-        return sum(end <= ends[-1] - len(answer.encode()) for end in ends) - 1
+        sizes = [len(self.token_bytes[token]) for token in ids]
+        begin = sum(sizes) - len(answer.encode())
+        n_before = sum(end <= begin for end in accumulate(sizes))
+        return n_before - 1
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
@@ -221,10 +232,9 @@ class Template:
 
     @functools.cached_property
     def _encoder(self) -> "_Encoder":
-        return _Encoder(
-            hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).digest(),
-            self.tokenizer,
-        )
+        file = self.tokenizer.backend_tokenizer.to_str()
+        digest = hashlib.sha256(file.encode())
+        return _Encoder(digest.digest(), self.tokenizer)
 
     def _encode(
         self,
@@ -238,10 +248,17 @@ class Template:
         """
         # Most steps and answers of a set come many times.
         distinct = tuple(dict.fromkeys(texts))
-        end = () if self.start_id is None or not is_prompt else (self.start_id,)
+        end: tuple[int, ...] = ()
+        if is_prompt and self.start_id is not None:
+            end = (self.start_id,)
         around = is_prompt and not self.bare
         encoded, unknown_words = _encode_texts(
-            self._encoder, distinct, is_prompt, around, self.unknown_id, end
+            self._encoder,
+            distinct,
+            special=is_prompt,
+            around=around,
+            unknown=self.unknown_id,
+            end=end,
         )
         for row, words in unknown_words.items():
             if unknown is None:
@@ -297,20 +314,22 @@ def _encode_texts(
             raise UserError(
                 f"{wrong.strip()!r}: has bytes that are no character; write it as UTF-8"
             )
-        encoded += [
-            [*row.ids, *end]
-            for row in backend.encode_batch_fast(some, add_special_tokens=around)
-        ]
-    for place, ids in enumerate(encoded) if unknown is not None else ():
+        for row in backend.encode_batch_fast(some, add_special_tokens=around):
+            encoded.append([*row.ids, *end])
+    if unknown is None:
+        return encoded, unknown_words
+
+    # Name the words that the unknown token stands for.
+    for place, ids in enumerate(encoded):
         if unknown in ids:
-            row = backend.encode(texts[place], add_special_tokens=around)
             text = texts[place]
+            row = backend.encode(text, add_special_tokens=around)
             pairs = zip(row.ids, row.offsets, strict=True)
-            # Name the words that the unknown token stands for.
             words = []
             for token, (begin, after) in pairs:
                 if token == unknown:
-                    words.append(text[begin:after].strip(" ") or " ")
+                    word = text[begin:after].strip(" ")
+                    words.append(word or " ")
             unknown_words[place] = list(dict.fromkeys(words))
     return encoded, unknown_words
 
@@ -328,9 +347,10 @@ def written_texts(template: Template, problems: Iterable[Problem]) -> Iterator[s
 def list_words(words: Iterable[str], most: int = 5) -> str:
     """Write some of these words, for a message."""
     items = list(words)
-    return ", ".join(map(repr, items[:most])) + (
-        f" and {len(items) - most} more" if len(items) > most else ""
-    )
+    listed = ", ".join(map(repr, items[:most]))
+    if len(items) > most:
+        listed += f" and {len(items) - most} more"
+    return listed
 
 
 def token_texts(template: Template, rows: int) -> list[str]:
@@ -345,8 +365,10 @@ def token_texts(template: Template, rows: int) -> list[str]:
     pieces = enumerate(template.token_bytes)
     texts = []
     for index, piece in pieces:
-        texts.append(piece.decode("utf-8", "replace") or names.get(index, ""))
-    return texts + [""] * (rows - len(texts))
+        text = piece.decode("utf-8", "replace")
+        texts.append(text or names.get(index, ""))
+    n_padded = rows - len(texts)
+    return texts + [""] * n_padded
 
 
 def _literal(text: str) -> str:

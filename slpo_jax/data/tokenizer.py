@@ -56,7 +56,8 @@ def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
         raise UserError(
             "config.tokenizer", f"{task}:{number}: {error.problem}"
         ) from None
-    return _word_level([PAD, UNK, EOS, "\n", ANSWER_MARK, *words, *COCONUT_TOKENS], PAD)
+    tokens = [PAD, UNK, EOS, "\n", ANSWER_MARK, *words, *COCONUT_TOKENS]
+    return _word_level(tokens, PAD)
 
 
 def nodes_tokenizer(largest: int) -> "PreTrainedTokenizerFast":
@@ -67,27 +68,23 @@ def nodes_tokenizer(largest: int) -> "PreTrainedTokenizerFast":
             unknown.
     """
     nodes = map(str, range(largest + 1))
-    return _word_level(
-        [*nodes, *COCONUT_TOKENS, "|", "[Q]", "[R]", "[A]", EOS, UNK], EOS
-    )
+    tokens = [*nodes, *COCONUT_TOKENS, "|", "[Q]", "[R]", "[A]", EOS, UNK]
+    return _word_level(tokens, EOS)
 
 
 def _word_level(tokens: Sequence[str], pad: str) -> "PreTrainedTokenizerFast":
-    backend = Tokenizer(
-        models.WordLevel(
-            {token: index for index, token in enumerate(tokens)}, unk_token=UNK
-        )
-    )
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split("\n", "isolated"),
             pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed"),
         ]
     )
-    specials = dict.fromkeys((pad, UNK, EOS, *COCONUT_TOKENS))
-    backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in specials]
-    )
+    special_tokens: list[AddedToken] = []
+    for token in dict.fromkeys((pad, UNK, EOS, *COCONUT_TOKENS)):
+        special_tokens.append(AddedToken(token, special=True, normalized=False))
+    backend.add_special_tokens(special_tokens)
     import transformers
 
     return transformers.PreTrainedTokenizerFast(
@@ -118,16 +115,19 @@ def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
     chunks = set[str]()
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in filter(None, texts):
+        if text[:1] != " ":
+            text = f" {text}"
         # What lies between spaces is cut alike wherever it stands, and most of it comes many times.
-        chunks.update(
-            re.findall(r"\s*\S+|\s+", text if text[:1] == " " else f" {text}")
-        )
+        chunks.update(re.findall(r"\s*\S+|\s+", text))
         if len(chunks) > 10 * most:
             return []
     words: set[str] = set()
     for chunk in chunks:
-        words.update(word for word, _ in cut.pre_tokenize_str(chunk))
-    return sorted(words) if len(words) <= most else []
+        for word, _ in cut.pre_tokenize_str(chunk):
+            words.add(word)
+    if len(words) > most:
+        return []
+    return sorted(words)
 
 
 def words_tokenizer(words: Sequence[str]) -> "PreTrainedTokenizerFast":
@@ -140,15 +140,11 @@ def words_tokenizer(words: Sequence[str]) -> "PreTrainedTokenizerFast":
     Returns:
         a fast tokenizer with `<unk>` (id 0), the words, and then `<eos>` and `<pad>`, which are no words.
     """
-    backend = Tokenizer(
-        models.WordLevel(
-            {word: index for index, word in enumerate([UNK, *words])}, unk_token=UNK
-        )
-    )
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=True),
-        decoders.ByteLevel(),
-    )
+    tokens = [UNK, *words]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
     import transformers
 
     return transformers.PreTrainedTokenizerFast(
@@ -236,19 +232,16 @@ def add_reasoner_tokens(
                 f"tokenizer: has {len(tokenizer)} tokens, the model's vocabulary {first_id}; give the model's own "
                 f"tokenizer ({key_name('config.tokenizer')}, {key_name('config.base')})"
             )
-        tokenizer.add_tokens(
-            [f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)],
-            special_tokens=True,
-        )
+        free_ids = range(len(tokenizer), first_id)
+        fillers = [f"<|unused-{index}|>" for index in free_ids]
+        tokenizer.add_tokens(fillers, special_tokens=True)
     # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
-    present = []
+    present: list[AddedToken] = []
     for name in names:
         if not has_latent or name in tokenizer.get_vocab():
-            present.append(name)
-    tokenizer.add_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in present],
-        special_tokens=True,
-    )
+            token = AddedToken(name, special=True, normalized=False)
+            present.append(token)
+    tokenizer.add_tokens(present, special_tokens=True)
 
     # A missing pad token becomes CODI's.
     ids = tokenizer.get_vocab()
@@ -288,16 +281,17 @@ def add_words(
     Args:
         apart: they stand for themselves only where nothing touches them.
     """
-    if (
-        isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
-        and tokenizer.backend_tokenizer.decoder is None
-    ):
-        words = []
-        for word in text.split():
-            words.append(AddedToken(word, single_word=apart, normalized=False))
-        tokenizer.add_tokens(
-            [word for word in words if word.content not in tokenizer.get_vocab()]
-        )
+    backend = tokenizer.backend_tokenizer
+    is_word_level = isinstance(backend.model, models.WordLevel)
+    if not is_word_level or backend.decoder is not None:
+        return
+    vocabulary = tokenizer.get_vocab()
+    missing: list[AddedToken] = []
+    for word in text.split():
+        if word not in vocabulary:
+            token = AddedToken(word, single_word=apart, normalized=False)
+            missing.append(token)
+    tokenizer.add_tokens(missing)
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
@@ -328,15 +322,19 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
     elif isinstance(backend.model, models.WordLevel) and backend.decoder is None:
         to_bytes = _word_level_bytes
     else:
-        kind = f"{type(backend.model).__name__} with decoder {type(backend.decoder).__name__}"
+        model = type(backend.model).__name__
+        decoder = type(backend.decoder).__name__
+        kind = f"{model} with decoder {decoder}"
         raise UserError(
             f"tokenizer: {kind} can't be mapped to bytes; use a byte-level BPE or a word-level tokenizer"
         )
-    ids = range(max(by_id) + 1)
-    return [
-        to_bytes(by_id[index]) if index in by_id and index not in special else b""
-        for index in ids
-    ]
+    pieces: list[bytes] = []
+    for index in range(max(by_id) + 1):
+        piece = b""
+        if index in by_id and index not in special:
+            piece = to_bytes(by_id[index])
+        pieces.append(piece)
+    return pieces
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -344,15 +342,17 @@ def _byte_alphabet() -> dict[str, int]:
 
     Printable Latin-1 stands for itself; the other bytes, in order, are U+0100 and up.
     """
-    visible: Iterable[int] = [
+    visible = [
         *range(0x21, 0x7F),
         *range(0xA1, 0xAD),
         *range(0xAE, 0x100),
     ]
-    hidden = [byte for byte in range(256) if byte not in set(visible)]
-    return {chr(byte): byte for byte in visible} | {
-        chr(0x100 + rank): byte for rank, byte in enumerate(hidden)
-    }
+    hidden = [byte for byte in range(256) if byte not in visible]
+    alphabet = {chr(byte): byte for byte in visible}
+    for rank, byte in enumerate(hidden):
+        sign = chr(0x100 + rank)
+        alphabet[sign] = byte
+    return alphabet
 
 
 _BYTE_OF = _byte_alphabet()

@@ -66,9 +66,9 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
             directory,
         )
     try:
-        return (
-            _whole(directory, settings) if has_whole else _of_class(directory, settings)
-        )
+        if has_whole:
+            return _whole(directory, settings)
+        return _of_class(directory, settings)
     except UserError:
         raise
     except Exception as error:
@@ -93,9 +93,8 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
-        raise OSError(
-            int(number[1]), os.strerror(int(number[1])), str(folder / WHOLE)
-        ) from error
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(folder / WHOLE)) from error
     path = folder / SETTINGS
     saved = json.loads(path.read_text(encoding="utf-8"))
     settings = {}
@@ -107,15 +106,12 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
         settings["additional_special_tokens"] = [
             str(token) for token in tokenizer.extra_special_tokens
         ]
-    pre_tokenizer = (
-        json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"] or {}
-    )
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    pre_tokenizer = whole["pre_tokenizer"] or {}
     if "add_prefix_space" in pre_tokenizer:  # 4.57 sets the file's to this one
         settings["add_prefix_space"] = pre_tokenizer["add_prefix_space"]
-    path.write_text(
-        json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
-        encoding="utf-8",
-    )
+    text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _whole(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFast":
@@ -123,16 +119,12 @@ def _whole(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFas
 
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
     # Marker tokens that no file names, as GPT-2's own don't, are those of the class.
-    parameters = inspect.signature(
-        _class(_class_name(directory, settings)).__init__
-    ).parameters
+    kind = _class(_class_name(directory, settings))
+    parameters = inspect.signature(kind.__init__).parameters
     for key in _NAMED:
         token = parameters[key].default if key in parameters else None
-        if (
-            key not in settings
-            and getattr(tokenizer, key) is None
-            and token in tokenizer.get_vocab()
-        ):
+        is_missing = key not in settings and getattr(tokenizer, key) is None
+        if is_missing and token in tokenizer.get_vocab():
             setattr(tokenizer, key, token)
     return tokenizer
 
@@ -160,18 +152,17 @@ def _class_name(directory: Path, settings: dict[str, Any]) -> str:
     """Return the class that the files name, or that GPT-2's config.json means without naming it; else ""."""
     model = read_json(directory / "config.json", _REMEDY, default={})
     default = "GPT2Tokenizer" if model.get("model_type") == "gpt2" else ""
-    return str(
-        settings.get("tokenizer_class") or model.get("tokenizer_class") or default
-    )
+    name = settings.get("tokenizer_class") or model.get("tokenizer_class")
+    return str(name or default)
 
 
 def _class(name: str) -> Any:
     """Return transformers' class of that name; the one that takes a tokenizer.json as it is where there is none."""
     import transformers
 
-    kind = getattr(transformers, name, None) or getattr(
-        transformers, name.removesuffix("Fast"), None
-    )
+    slow_name = name.removesuffix("Fast")
+    kind = getattr(transformers, name, None)
+    kind = kind or getattr(transformers, slow_name, None)
     is_tokenizer = isinstance(kind, type) and issubclass(
         kind, transformers.PreTrainedTokenizerBase
     )
@@ -211,7 +202,10 @@ def token_id(
         UserError: it's no token's id.
     """
     index = fields.get(f"tokenizer.ggml.{key}_token_id")
-    if index is not None and (type(index) is not int or not 0 <= index < vocab_size):
+    if index is None:
+        return None
+    is_id = type(index) is int and 0 <= index < vocab_size
+    if not is_id:
         raise UserError(
             f"{path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again"
         )
@@ -247,7 +241,8 @@ def build_tokenizer(
             left, right = merge.split(" ")
             pairs.append((left, right))
         vocab = {token: index for index, token in enumerate(tokens)}
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=begins))
+        bpe = models.BPE(vocab=vocab, merges=pairs, ignore_merges=begins)
+        backend = Tokenizer(bpe)
     except Exception as error:
         # The library raises a bare one for a merge whose parts are no tokens.
         raise UserError(
@@ -280,12 +275,15 @@ def build_tokenizer(
         index = token_id(path, fields, key, vocab_size)
         markers[f"{name}_token"] = None if index is None else tokens[index]
     bos: list[str] = []
-    if fields.get("tokenizer.ggml.add_bos_token", begins) and markers["bos_token"]:
+    adds_bos = fields.get("tokenizer.ggml.add_bos_token", begins)
+    if adds_bos and markers["bos_token"]:
         bos.append(markers["bos_token"])
     eos: list[str] = []
-    if fields.get("tokenizer.ggml.add_eos_token", False) and markers["eos_token"]:
+    adds_eos = fields.get("tokenizer.ggml.add_eos_token", False)
+    if adds_eos and markers["eos_token"]:
         eos.append(markers["eos_token"])
-    specials = [(token, vocab[token]) for token in (*bos, *eos)]
+    around = [*bos, *eos]
+    specials = [(token, vocab[token]) for token in around]
     backend.post_processor = processors.TemplateProcessing(
         single=[*bos, "$A", *eos], special_tokens=specials
     )

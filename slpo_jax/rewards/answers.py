@@ -86,19 +86,24 @@ def canonical_number(text: str) -> str | None:
     match = _REFERENCE.fullmatch(text.strip(_WHITESPACE))
     if match is None:
         return None
+    sign, digits = match.groups()
+    written = sign + digits.replace(",", "")
     try:
-        return _canonical(f"{Decimal((match[1] + match[2]).replace(',', '')):f}")
+        number = Decimal(written)
     except InvalidOperation:  # without a digit
         return None
+    return _canonical(f"{number:f}")
 
 
 def _canonical(number: str) -> str:
     """Return the canonical decimal of a number whose digits are written out."""
-    whole, _, fraction = number.replace(",", "").removeprefix("-").partition(".")
+    digits = number.replace(",", "").removeprefix("-")
+    whole, _, fraction = digits.partition(".")
     whole = whole.lstrip("0") or "0"
     fraction = fraction.rstrip("0")
     unsigned = f"{whole}.{fraction}" if fraction else whole
-    return f"-{unsigned}" if number.startswith("-") and unsigned != "0" else unsigned
+    is_negative = number.startswith("-") and unsigned != "0"
+    return f"-{unsigned}" if is_negative else unsigned
 
 
 def parse_completion(text: str, style: AnswerStyle) -> str | None:
@@ -120,7 +125,8 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
 
 
 def _number_after_mark(text: str) -> str | None:
-    match = _NUMBER.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
+    _, _, behind_mark = text.rpartition("#")
+    match = _NUMBER.fullmatch(behind_mark.strip(_WHITESPACE))
     return _canonical(match[0]) if match else None
 
 
@@ -131,19 +137,28 @@ def last_number(text: str) -> str | None:
     `\\frac{1}{2}` no number is last, nor in `10 - 3` and `1 / 2`. Blanks, quotes, brackets that open, `=` and what else
     `_APART` finds end it. What comes behind it isn't read.
     """
-    whole = re.match(r".*[0-9]", text.translate(_SIGNS), re.DOTALL)
-    if whole is None:
+    plain = text.translate(_SIGNS)
+    match = re.match(r".*[0-9]", plain, re.DOTALL)
+    if match is None:
         return None
-    word = _APART.split(whole[0])[-1]
-    joined = whole[0].removesuffix(word).rstrip(" \t([{").endswith(("-", "+", "/"))
-    match = _IN_MARKS.fullmatch(word)
-    return _canonical(match[1]) if match and not joined else None
+    # The last digit is in the last word up to there.
+    beginning = match[0]
+    words = _APART.split(beginning)
+    word = words[-1]
+
+    # Where an operator comes before the word, the number is a part of a term.
+    before_word = beginning.removesuffix(word).rstrip(" \t([{")
+    if before_word.endswith(("-", "+", "/")):
+        return None
+    number = _IN_MARKS.fullmatch(word)
+    return _canonical(number[1]) if number else None
 
 
 def _choice(text: str) -> bytes:
     """Return the letter of an answer or a reference that has no words beside it: `(B)`, `B.`."""
     bare_text = text.strip(_WHITESPACE + "().:[]")
-    return bare_text.encode() if len(bare_text) == 1 and bare_text in LETTERS else b""
+    is_letter = len(bare_text) == 1 and bare_text in LETTERS
+    return bare_text.encode() if is_letter else b""
 
 
 def are_right(
@@ -165,8 +180,10 @@ def are_right(
     verdicts: list[bool] = []
     for answer, reference in pairs:
         expected = compared(reference)
-        is_given = answer is not None and expected != b""
-        verdicts.append(is_given and compared(answer or "") == expected)
+        is_right = False
+        if answer is not None and expected:
+            is_right = compared(answer) == expected
+        verdicts.append(is_right)
     return verdicts
 
 
@@ -195,7 +212,8 @@ def in_one_form(
 
     # LaTeX is compared with one form after the other, until all have one.
     form: dict[str, str] = {}
-    remaining = list(dict.fromkeys(answer for answer in answers if answer is not None))
+    given = [answer for answer in answers if answer is not None]
+    remaining = list(dict.fromkeys(given))
     references = list(forms)
     while remaining:
         reference = references.pop(0) if references else remaining[0]
@@ -219,11 +237,13 @@ def are_readable(references: Sequence[str]) -> list[bool]:
     Returns:
         N verdicts.
     """
-    whole: list[str | None] = []
+    pairs: list[tuple[str | None, str]] = []
     for latex in references:
         boxed = last_boxed(rf"\boxed{{{latex}}}")
-        whole.append(latex if latex and boxed == latex else None)
-    return _equivalent(list(zip(whole, references, strict=True)))
+        is_whole = latex != "" and boxed == latex
+        answer = latex if is_whole else None
+        pairs.append((answer, latex))
+    return _equivalent(pairs)
 
 
 def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
@@ -244,21 +264,33 @@ def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
             value = canonical_number(value) or value
             target = canonical_number(target) or target
             unsettled.append((value, target))
+    # Put the verdicts of math_verify where the grammar has none.
     judged = iter(are_equivalent(unsettled))
-    return [next(judged) if verdict is None else verdict for verdict in verdicts]
+    settled: list[bool] = []
+    for verdict in verdicts:
+        if verdict is None:
+            verdict = next(judged)
+        settled.append(verdict)
+    return settled
 
 
 def _equal_by_grammar(answer: str, reference: str) -> bool | None:
     """Tell whether two expressions in LaTeX are equal, None where only math_verify can decide."""
     # Another base is another answer; math_verify reads the digits alone.
-    if bases(answer) and bases(reference) and bases(answer) != bases(reference):
-        return False
+    answer_bases = bases(answer)
+    if answer_bases:
+        reference_bases = bases(reference)
+        if reference_bases and answer_bases != reference_bases:
+            return False
     # Whole numbers are equal or not; decimals only settle the matter when they are the same.
     value, target = _numbers(answer, reference)
     left = canonical_number(value)
     right = canonical_number(target)
-    if left and right and (left == right or "." not in left + right):
-        return left == right
+    if left and right:
+        is_same = left == right
+        are_whole = "." not in left + right
+        if is_same or are_whole:
+            return is_same
     if letter(answer) and letter(reference):
         return letter(answer) == letter(reference)
     if word(answer) and word(answer) == word(reference):

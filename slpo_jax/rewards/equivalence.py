@@ -40,7 +40,9 @@ def _load_judge() -> Callable[[str, str], bool]:
         return parse(rf"\boxed{{{latex}}}", extraction, parsing_timeout=None)
 
     def judge(answer: str, reference: str) -> bool:
-        return bool(verify(read(reference), read(answer), timeout_seconds=None))
+        expected = read(reference)
+        given = read(answer)
+        return bool(verify(expected, given, timeout_seconds=None))
 
     judge("0.5", r"\frac{1}{2}")  # tables that are made on first use
     return judge
@@ -80,18 +82,18 @@ def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
             short.append(pair)
     verdicts = {pair: _known[pair] for pair in short if pair in _known}
     new = [pair for pair in short if pair not in verdicts]
+    requests: list[dict[str, Any]] = []
+    for answer, reference in new:
+        requests.append({"answer": answer, "reference": reference})
     try:
-        answers = _processes().ask(
-            [{"answer": answer, "reference": reference} for answer, reference in new]
-        )
+        judged = _processes().ask(requests)
     except CantRun as error:
         raise UserError(
             f"math-verify: can't be used ({error}), which answers in \\boxed{{}} are compared with; "
             "install it (pip install 'slpo_jax[latex]')"
         ) from error
-    verdicts |= {
-        pair: verdict is True for pair, verdict in zip(new, answers, strict=True)
-    }
+    for pair, verdict in zip(new, judged, strict=True):
+        verdicts[pair] = verdict is True
     if len(_known) > _MOST_KNOWN:
         _known.clear()
     _known.update(verdicts)

@@ -251,7 +251,8 @@ def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str
         }
     if names.everything:
         return row
-    return {name: row[name] for name in row if name in names.named}
+    named = names.named
+    return {name: row[name] for name in row if name in named}
 
 
 def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:

@@ -79,7 +79,8 @@ class Processes:
         self._most = most
         self._per_process = per_process
         self._limits = limits
-        self._idle, self._all = deque[_Worker](), set[_Worker]()
+        self._idle = deque[_Worker]()
+        self._all = set[_Worker]()
         weakref.finalize(self, _end, self._all)
 
     def ask(self, requests: Sequence[dict[str, Any]]) -> list[Any]:
@@ -88,7 +89,8 @@ class Processes:
         Raises:
             CantRun: it can't be loaded.
         """
-        most = min(self._most, -(-len(requests) // self._per_process))
+        worthwhile = -(-len(requests) // self._per_process)
+        most = min(self._most, worthwhile)
         stopped = list[bool]()
         with ThreadPoolExecutor(max(most, 1)) as threads:
             try:
@@ -207,10 +209,11 @@ def _hidden() -> dict[str, Any]:
 
 def _path() -> list[str]:
     """Return the folders that modules are imported from, those of a user's files among them."""
-    return [
-        *sys.path,
-        *(str(Path(module.__file__).resolve().parent) for module in _hidden().values()),
-    ]
+    folders = [*sys.path]
+    for module in _hidden().values():
+        file = Path(module.__file__).resolve()
+        folders.append(str(file.parent))
+    return folders
 
 
 def pickle_function(function: Callable[..., Any]) -> bytes:

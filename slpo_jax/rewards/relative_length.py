@@ -33,8 +33,13 @@ def relative_lengths(
     """
     lengths_N = np.array(latents, np.float64)
     right_N = np.array(is_right, bool)
-    number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    group_N = np.array([number_of[group] for group in groups], int)
+
+    # Number the groups.
+    distinct = dict.fromkeys(groups)
+    number_of = {group: number for number, group in enumerate(distinct)}
+    numbers = [number_of[group] for group in groups]
+    group_N = np.array(numbers, int)
+
     earned_N = np.zeros(len(groups))
     for number in range(len(number_of)):
         group = group_N == number
@@ -43,8 +48,10 @@ def relative_lengths(
             continue
         lengths = lengths_N[compared]
         spread = lengths.max() - lengths.min()
-        factor = -penalty if right_N[group].all() else bonus
-        earned_N[compared] = factor * (lengths - lengths.mean()) / max(spread, 1.0)
+        all_right = right_N[group].all()
+        factor = -penalty if all_right else bonus
+        deviations = lengths - lengths.mean()
+        earned_N[compared] = factor * deviations / max(spread, 1.0)
     return earned_N.tolist()
 
 

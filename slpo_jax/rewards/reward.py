@@ -366,8 +366,15 @@ class Reward:
             by_name[name] = values.astype(np.float32)
         unjudged |= ~decided
         cut = np.array([reading.cut for reading in readings], bool)
-        total = np.where(unjudged, 0.0, total).astype(np.float32)
-        return Verdicts(total, by_name, right & ~cut, unjudged, cut, failed)
+        total = np.where(unjudged, 0.0, total)
+        return Verdicts(
+            total=total.astype(np.float32),
+            by_name=by_name,
+            right=right & ~cut,
+            unjudged=unjudged,
+            cut=cut,
+            failed=failed,
+        )
 
     def _as_ended(self, reading: Reading) -> Reading:
         if not reading.cut:
@@ -391,7 +398,8 @@ class Reward:
         if function is None:
             references = [problem.answer for problem in problems]
             answers = [reading.answer for reading in readings]
-            return [*map(float, are_right(answers, references, self.style))]
+            are_same = are_right(answers, references, self.style)
+            return [float(is_same) for is_same in are_same]
 
         # Truncated completions are left out, unless the function compares a batch or asks for them.
         names = names_of(function)
@@ -442,10 +450,11 @@ class Reward:
         first: dict[str, int] = {}
         for place in reversed(range(len(problems))):
             first[problems[place].answer] = place
+        end_id = self._eos_ids[0]
         given: list[str | None] = []
         for place in first.values():
-            ids = [*answers[place], self._eos_ids[0]]
-            reading = self.read(np.array(ids, np.int32))
+            tokens_A = np.array([*answers[place], end_id], np.int32)
+            reading = self.read(tokens_A)
             given.append(reading.answer)
         right = are_right(given, list(first), self.style)
 

@@ -57,8 +57,10 @@ def countdown(
     if not _ANSWER.fullmatch(answer):
         return 0.0
     parts = re.findall(r"[0-9]+|[-+*/]", answer)
-    values = [int(part) for part in parts[::2]]
+    # Numbers and signs take turns.
+    written = parts[::2]
     signs = parts[1::2]
+    values = [int(number) for number in written]
 
     # It has the numbers that are given, and operations that are allowed.
     if sorted(values) != sorted(numbers):
@@ -67,8 +69,8 @@ def countdown(
         return 0.0
 
     # Compute it from left to right.
-    value = values[0]
-    for sign, number in zip(signs, values[1:], strict=True):
+    value, *others = values
+    for sign, number in zip(signs, others, strict=True):
         result = _result(value, sign, number)
         if result is None:
             return 0.0
@@ -130,15 +132,21 @@ def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     """Say what `countdown` does, of a completion's bytes by `text_table` and the problem's `encode_countdown`: bool."""
     allowed, goal, numbers_K = _reference(reference_R)
     values_K, signs_K, is_ok = _parts(bytes_N, numbers_K.size)
-    same_K = jnp.sort(values_K) == jnp.sort(numbers_K)
+    sorted_values_K = jnp.sort(values_K)
+    sorted_numbers_K = jnp.sort(numbers_K)
+    same_K = sorted_values_K == sorted_numbers_K
     is_ok &= same_K.all()
 
     # Compute the value from left to right.
     value = values_K[0]
-    for number, sign in zip(values_K[1:], signs_K[1:], strict=True):
+    further_values = values_K[1:]
+    further_signs = signs_K[1:]
+    for number, sign in zip(further_values, further_signs, strict=True):
         # All four operations: the result, and whether it comes out even and fits.
         divisor = jnp.maximum(number, 1)
-        is_even = (number > 0) & (value % divisor == 0)
+        is_positive = number > 0
+        remainder = value % divisor
+        is_even = is_positive & (remainder == 0)
         fits = jnp.abs(value) <= MOST // divisor
         operations = [
             (value + number, True),
@@ -151,7 +159,8 @@ def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
         is_possible = jnp.zeros((), bool)
         for place, (each, is_exact) in enumerate(operations):
             is_sign = sign == ord(OPERATORS[place])
-            is_allowed = allowed >> place & 1 > 0
+            bit = allowed >> place & 1
+            is_allowed = bit > 0
             result = jnp.where(is_sign, each, result)
             is_possible |= is_sign & is_allowed & is_exact
         is_possible &= jnp.abs(result) <= MOST
@@ -171,15 +180,20 @@ def _reference(reference_R: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]
     padded = jnp.pad(reference_R, (0, missing))
 
     # Join each word's bytes, the lowest first.
-    bytes_WB = padded.reshape(-1, _WORD).astype(jnp.uint32)
+    padded_WB = padded.reshape(-1, _WORD)
+    bytes_WB = padded_WB.astype(jnp.uint32)
     words_W = jnp.zeros_like(bytes_WB[:, 0])
     for place in range(_WORD):
-        words_W |= bytes_WB[:, place] << 8 * place
+        shift = 8 * place
+        words_W |= bytes_WB[:, place] << shift
 
     # Undo the shifts of `encode_countdown`.
     numbers_W = words_W.astype(jnp.int32) - 1
     goal = words_W[1] - np.uint32(2 * MOST)
-    return numbers_W[0], goal.astype(jnp.int32), numbers_W[2:]
+    allowed = numbers_W[0]
+    goal = goal.astype(jnp.int32)
+    numbers_K = numbers_W[2:]
+    return allowed, goal, numbers_K
 
 
 def _parts(bytes_N: jax.Array, most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -209,31 +223,40 @@ def _parts(bytes_N: jax.Array, most: int) -> tuple[jax.Array, jax.Array, jax.Arr
 
     # It ends with a digit.
     size = (~is_end_N).sum()
-    well_formed &= digit_N[jnp.maximum(size - 1, 0)]
+    last = jnp.maximum(size - 1, 0)
+    well_formed &= digit_N[last]
 
     place_N = jnp.cumsum(starts_N) - 1
     digits_N = bytes_N.astype(jnp.int32) - ord("0")
-    tens = 10 ** np.arange(_DIGITS, dtype=np.int32)
+    exponents = np.arange(_DIGITS, dtype=np.int32)
+    powers_of_ten = 10**exponents
 
     def read_number(index):
         """Return the value of a number, the sign before it, and whether it is written as a number is."""
         within_N = digit_N & (place_N == index)
         size = within_N.sum()
-        power_N = size - jnp.cumsum(within_N)
-        tens_N = jnp.asarray(tens)[jnp.clip(power_N, 0, _DIGITS - 1)]
-        value = jnp.where(within_N, digits_N * tens_N, 0).sum()
+        exponent_N = size - jnp.cumsum(within_N)
+        powers = jnp.asarray(powers_of_ten)
+        exponent_N = jnp.clip(exponent_N, 0, _DIGITS - 1)
+        power_N = powers[exponent_N]
+        summand_N = jnp.where(within_N, digits_N * power_N, 0)
+        value = summand_N.sum()
         value = jnp.where(size > 0, value, -1)
 
         # It has no 0 in front.
         first_N = within_N & starts_N
-        has_zero = (first_N & (digits_N == 0)).any()
+        zero_N = first_N & (digits_N == 0)
+        has_zero = zero_N.any()
         is_written = (size <= 1) | ~has_zero
         is_written &= size <= _DIGITS
 
-        sign = jnp.where(first_N, before(bytes_N), 0).sum()
+        sign_N = jnp.where(first_N, before(bytes_N), 0)
+        sign = sign_N.sum()
         return value, sign, is_written
 
-    values_K, signs_K, written_K = jax.vmap(read_number)(jnp.arange(most))
+    read_numbers = jax.vmap(read_number)
+    indices_K = jnp.arange(most)
+    values_K, signs_K, written_K = read_numbers(indices_K)
     well_formed &= written_K.all()
     well_formed &= starts_N.sum() <= most
     return values_K, signs_K, well_formed
@@ -271,8 +294,10 @@ def gym_dataset(task: str, settings: str, seed: int = 0, size: int = 1) -> Any:
     values = json.loads(settings)
     key = f"config.data.gym.settings.{task}"
     _, config_class = DATASETS[task]
-    names = [field.name for field in dataclasses.fields(config_class)]
-    names = [name for name in names if name not in ("seed", "size")]
+    names: list[str] = []
+    for field in dataclasses.fields(config_class):
+        if field.name not in ("seed", "size"):
+            names.append(field.name)
     unknown = sorted({*values} - {*names})
     if unknown:
         raise UserError(

@@ -66,11 +66,12 @@ def said_text(text: str) -> str:
     """
     text = text.replace("\0", "")
     marks = list(_MARK.finditer(text))
-    answer = text[marks[-1].end() :] if marks else text
+    mark = marks[-1] if marks else None
+    answer = text[mark.end() :] if mark else text
     end = _END_TAG.search(answer)
     if end:
         answer = answer[: end.start()]
-    if marks and marks[-1]["box"]:
+    if mark and mark["box"]:
         depth = 0
         for brace in _OPEN_OR_CLOSE.finditer(answer):
             depth += 1 if brace[0] == "{" else -1
@@ -89,11 +90,14 @@ def said_choice(text: str) -> str | None:
     last = None
     behind = None
     is_behind = False
-    for match in _CHOICE.finditer(_with_spaces(text.replace("\u2019", "'"))):
+    plain = text.replace("\u2019", "'")
+    spaced = _with_spaces(plain)
+    for match in _CHOICE.finditer(spaced):
         letter = match["letter"]
         if letter:
             last = letter
-            behind = letter if is_behind else behind
+            if is_behind:
+                behind = letter
         is_behind = not letter
     return behind or last
 
@@ -105,11 +109,14 @@ def normalise_text(text: str) -> bytes:
 
 def normalise_bytes(piece: bytes) -> bytes:
     """Normalise bytes for comparison: white space as one space, and ASCII letters in lower case."""
-    return re.sub(rb"[ \t\n\r\v\f]+", b" ", piece.replace(b"\0", b"")).translate(_LOWER)
+    without_nulls = piece.replace(b"\0", b"")
+    spaced = re.sub(rb"[ \t\n\r\v\f]+", b" ", without_nulls)
+    return spaced.translate(_LOWER)
 
 
 def _with_spaces(text: str) -> str:
-    return re.sub(r"[ \t\n\r\v\f]+", " ", text.replace("\0", ""))
+    without_nulls = text.replace("\0", "")
+    return re.sub(r"[ \t\n\r\v\f]+", " ", without_nulls)
 
 
 _BOX = r"\\(?:boxed|fbox|framebox)"
@@ -158,22 +165,34 @@ def last_boxed(text: str) -> str:
     One that isn't closed holds nothing.
     """
     boxes = list(_BOXED.finditer(text))
-    if not boxes or not boxes[-1][1]:
-        return boxes[-1][2].rstrip(".,;:!?)*") if boxes else ""
+    if not boxes:
+        return ""
+    box = boxes[-1]
+    if not box[1]:  # without braces
+        return box[2].rstrip(".,;:!?)*")
+
+    # Find the brace that closes the box.
+    begin = box.end()
     depth = 1
-    for brace in _BRACE.finditer(text, boxes[-1].end()):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+    for brace in _BRACE.finditer(text, begin):
+        if brace[0] == "{":
+            depth += 1
+        elif brace[0] == "}":
+            depth -= 1
         if depth == 0:
-            return text[boxes[-1].end() : brace.start()].strip(_WHITESPACE)
+            content = text[begin : brace.start()]
+            return content.strip(_WHITESPACE)
     return ""
 
 
 def bare(text: str) -> str:
     r"""Remove the `$`, `\(`, `\[`, `**` or backquotes that are around all of an answer."""
-    match = _DELIMITED.fullmatch(text.strip())
-    if match:
-        return bare(next(filter(None, match.groups())))
     text = text.strip()
+    match = _DELIMITED.fullmatch(text)
+    if match:
+        # Each kind of delimiter has a group, and one of them has matched.
+        inner = next(filter(None, match.groups()))
+        return bare(inner)
     # A dollar sign that is meant as one has a backslash.
     return text.removeprefix("\\") if "\\$" in text else text
 
@@ -191,21 +210,29 @@ def bases(latex: str) -> list[str]:
 
 def letter(latex: str) -> str:
     r"""Return the capital letter that LaTeX is, such as "B" for `\text{(B).}`; "" for anything else."""
-    text = _ROMAN.sub(r"\1", latex).strip(_WHITESPACE + "().:[]*$")
+    upright = _ROMAN.sub(r"\1", latex)
+    text = upright.strip(_WHITESPACE + "().:[]*$")
     return text if re.fullmatch("[A-Z]", text) else ""
 
 
 def number_and_unit(latex: str) -> tuple[str, str]:
     r"""Return a number's digits and its unit, or other LaTeX and "": `45 m^3`, `5\ \text{km/h}`, `5 \Omega`."""
-    plain = " ".join(_SPACE.sub(" ", _ROMAN.sub(r" \1", latex)).split())
-    match = _WITH_UNIT.fullmatch(plain)
-    # A capital that touches a number may be a factor of it.
-    if not match or (not match["apart"] and re.fullmatch("[A-Z]", match["unit"])):
+    # Write it as plain text with single spaces.
+    upright = _ROMAN.sub(r" \1", latex)
+    words = _SPACE.sub(" ", upright).split()
+    match = _WITH_UNIT.fullmatch(" ".join(words))
+    if match is None:
         return latex, ""
-    return match["number"], match["unit"].replace(" ", "")
+    unit = match["unit"]
+    # A capital that touches a number may be a factor of it.
+    if not match["apart"] and re.fullmatch("[A-Z]", unit):
+        return latex, ""
+    return match["number"], unit.replace(" ", "")
 
 
 def word(latex: str) -> str:
     r"""Return the words that LaTeX writes, for comparison, such as "yes" for `\text{Yes.}`; "" for none."""
-    words = normal_text(_ROMAN.sub(r"\1", latex))
-    return words.lower() if len(words) <= _LONGEST and _WORD.fullmatch(words) else ""
+    upright = _ROMAN.sub(r"\1", latex)
+    words = normal_text(upright)
+    is_short = len(words) <= _LONGEST
+    return words.lower() if is_short and _WORD.fullmatch(words) else ""

@@ -114,12 +114,14 @@ def completed_text(
     bytes_AL = _at(table_VL, tokens_A)
     # Leave out the first end and all behind it.
     is_eos_A = tokens_A == eos_id
-    is_behind_A = jnp.cumsum(is_eos_A) > 0
+    n_ends_A = jnp.cumsum(is_eos_A)
+    is_behind_A = n_ends_A > 0
     bytes_AL = jnp.where(is_behind_A[:, None], 0, bytes_AL)
     # Close the gaps behind tokens shorter than the longest.
     bytes_N = bytes_AL.reshape(-1)
     text_N = compact(bytes_N, bytes_N > 0)
-    return text_N, is_eos_A.any()
+    has_end = is_eos_A.any()
+    return text_N, has_end
 
 
 def compact(bytes_N: Array, mask_N: Array) -> Array:
@@ -155,8 +157,10 @@ def _with_minuses(text_N: Array) -> Array:
 
 def is_after_mark(text_N: Array, reference_R: Array) -> Array:
     """Tell whether what follows the last #, blanks aside, is the reference."""
-    begin = _last(text_N == _HASH) + 1
-    behind_N = jnp.arange(text_N.size) >= begin
+    is_mark_N = text_N == _HASH
+    begin = _last(is_mark_N) + 1
+    indices_N = jnp.arange(text_N.size)
+    behind_N = indices_N >= begin
     inked_N = ~is_in(text_N, b" \n\0")
     first = _first(inked_N & behind_N)
     last = _last(inked_N)
@@ -185,12 +189,15 @@ def is_last_number(text_N: Array, reference_R: Array) -> Array:
     # The number begins behind the marks that its word begins with.
     in_word_N = indices >= word
     is_mark_N = is_in(text_N, b"*+,")
-    begin = _first(in_word_N & ~is_mark_N)
+    behind_marks_N = in_word_N & ~is_mark_N
+    begin = _first(behind_marks_N)
     is_right = _is_number(text_N, begin, last, reference_R)
 
     # Where an operator comes before the word, the number is a part of a term.
     is_gap_N = is_in(text_N, b" (")
-    joined = _at(text_N, _last(~in_word_N & ~is_gap_N))
+    before_word_N = ~in_word_N & ~is_gap_N
+    place = _last(before_word_N)
+    joined = _at(text_N, place)
     is_operator = is_in(joined, b"-+/")
     return is_right & ~is_operator
 
@@ -202,7 +209,8 @@ def _is_number(text_N: Array, begin: Array, last: Array, reference_R: Array) -> 
     at that place, both have as many of them, and the signs agree; zeros in front and behind need no thought.
     """
     indices = jnp.arange(text_N.size)
-    is_negative = _at(text_N, begin) == _MINUS
+    first_byte = _at(text_N, begin)
+    is_negative = first_byte == _MINUS
     begin += is_negative
     within_N = (indices >= begin) & (indices <= last)
     is_digit_N = is_digit(text_N)
@@ -213,22 +221,28 @@ def _is_number(text_N: Array, begin: Array, last: Array, reference_R: Array) -> 
     # It begins and ends with a digit, and a digit is before each comma and point.
     well_formed = _at(is_digit_N, begin)
     well_formed &= _at(is_digit_N, last)
-    sign_N = (comma_N | point_N) & before(is_digit_N)
+    sign_N = comma_N | point_N
+    sign_N &= before(is_digit_N)
     allowed_N = digit_N | sign_N
-    well_formed &= (allowed_N | ~within_N).all()
+    allowed_N |= ~within_N
+    well_formed &= allowed_N.all()
 
     # It has one point at most.
-    well_formed &= point_N.sum() <= 1
-    whole_N = jnp.cumsum(point_N) == 0
+    n_points = point_N.sum()
+    well_formed &= n_points <= 1
+    points_so_far_N = jnp.cumsum(point_N)
+    whole_N = points_so_far_N == 0
 
     # A sign between digits has the place of the digit before it.
-    size = (digit_N & whole_N).sum()
+    whole_digit_N = digit_N & whole_N
+    size = whole_digit_N.sum()
     place_N = size - jnp.cumsum(digit_N)
 
     # Commas part all of its thousands, or none.
     is_thousand_N = (place_N > 0) & (place_N % 3 == 0)
     grouped_N = whole_N & is_thousand_N
-    well_formed &= (grouped_N | ~comma_N).all()
+    in_place_N = grouped_N | ~comma_N
+    well_formed &= in_place_N.all()
     n_commas = comma_N.sum()
     n_thousands = (size - 1) // 3
     well_formed &= (n_commas == 0) | (n_commas == n_thousands)
@@ -236,15 +250,20 @@ def _is_number(text_N: Array, begin: Array, last: Array, reference_R: Array) -> 
     # It is the reference if each nonzero digit is the reference's at that place, and there are as many of them.
     nonzero_N = digit_N & (text_N != _ZERO)
     is_end_R = reference_R == 0
-    point = _first(is_end_R | (reference_R == _POINT))
+    ends_whole_R = is_end_R | (reference_R == _POINT)
+    point = _first(ends_whole_R)
     is_fraction_N = place_N < 0
     place_R_N = point - 1 - place_N + is_fraction_N
-    same_N = text_N == _at(reference_R, place_R_N)
-    is_same = (same_N | ~nonzero_N).all()
+    reference_N = _at(reference_R, place_R_N)
+    same_N = text_N == reference_N
+    agrees_N = same_N | ~nonzero_N
+    is_same = agrees_N.all()
 
     is_digit_R = is_digit(reference_R)
     nonzero_R = is_digit_R & (reference_R != _ZERO)
-    is_same &= nonzero_N.sum() == nonzero_R.sum()
+    n_nonzero = nonzero_N.sum()
+    n_expected = nonzero_R.sum()
+    is_same &= n_nonzero == n_expected
     is_same &= is_digit_R.any()
 
     # Zero has no sign.
@@ -262,13 +281,15 @@ def _at(rows: Array, index: Array) -> Array:
 def _first(mask_N: Array) -> Array:
     """Return the first place, N for none."""
     indices_N = jnp.arange(mask_N.size)
-    return jnp.where(mask_N, indices_N, mask_N.size).min()
+    places_N = jnp.where(mask_N, indices_N, mask_N.size)
+    return places_N.min()
 
 
 def _last(mask_N: Array) -> Array:
     """Return the last place, -1 for none."""
     indices_N = jnp.arange(mask_N.size)
-    return jnp.where(mask_N, indices_N, -1).max()
+    places_N = jnp.where(mask_N, indices_N, -1)
+    return places_N.max()
 
 
 def is_in(bytes_: Array, kinds: bytes) -> Array:
@@ -334,7 +355,8 @@ def is_text(bytes_N: Array, reference_R: Array) -> Array:
     offsets_R = jnp.arange(reference_R.size)
     answer_R = _at(bytes_N, begin + offsets_R)
     same_R = answer_R == reference_R
-    is_same = (same_R | ~used_R).all()
+    agrees_R = same_R | ~used_R
+    is_same = agrees_R.all()
     return (length > 0) & has_same_length & is_same
 
 
@@ -361,7 +383,8 @@ def answer_span(bytes_N: Array) -> tuple[Array, Array, Array]:
 
     # And it ends at a closing tag.
     tag_N = behind_N & _matches(bytes_N, END_TAG)
-    stop = jnp.minimum(box_end, _first(tag_N))
+    tag_start = _first(tag_N)
+    stop = jnp.minimum(box_end, tag_start)
 
     # What stands beside it at both ends isn't a part of it, nor is a point behind it.
     beside_N = is_in(bytes_N, BESIDE.encode() + b"\0")
@@ -370,7 +393,8 @@ def answer_span(bytes_N: Array) -> tuple[Array, Array, Array]:
     begin = _first(inked_N)
     inked_N &= bytes_N != _POINT
     end = _last(inked_N) + 1
-    return bytes_N, begin, jnp.maximum(end, begin)
+    end = jnp.maximum(end, begin)
+    return bytes_N, begin, end
 
 
 def _last_end(bytes_N: Array, marks: Sequence[bytes]) -> Array:
@@ -379,7 +403,9 @@ def _last_end(bytes_N: Array, marks: Sequence[bytes]) -> Array:
     for mark in marks:
         begin = _last(_matches(bytes_N, mark))
         end = begin + len(mark)
-        ends.append(jnp.where(begin >= 0, end, 0))
+        is_there = begin >= 0
+        end = jnp.where(is_there, end, 0)
+        ends.append(end)
     return jnp.stack(ends).max()
 
 
@@ -387,7 +413,8 @@ def _with_single_spaces(bytes_N: Array) -> Array:
     """Remove blanks that follow another one; no byte is 0."""
     blank_N = bytes_N == _BLANK
     again_N = blank_N & before(blank_N)
-    return compact(bytes_N, (bytes_N > 0) & ~again_N)
+    used_N = (bytes_N > 0) & ~again_N
+    return compact(bytes_N, used_N)
 
 
 def _matches(bytes_N: Array, text: bytes) -> Array:
@@ -490,12 +517,15 @@ def is_choice(bytes_N: Array, reference_R: Array) -> Array:
     # A letter is the first behind a mark where that mark is behind the letter before.
     last_letter_N = _last_so_far(letter_N)
     last_mark_N = _last_so_far(mark_N)
+    # `before` fills up with 0, which has to become -1, for none.
     letter_before_N = before(last_letter_N + 1) - 1
     first_N = letter_N & (last_mark_N > letter_before_N)
 
     # Take the last of these, else the last letter.
     behind = _last(first_N)
-    last = jnp.where(behind >= 0, behind, last_letter_N[-1])
+    is_behind = behind >= 0
+    last_letter = last_letter_N[-1]
+    last = jnp.where(is_behind, behind, last_letter)
     is_same = bytes_N[last] == reference_R[0]
     return (last >= 0) & is_same
 
@@ -503,7 +533,8 @@ def is_choice(bytes_N: Array, reference_R: Array) -> Array:
 def _last_so_far(mask_N: Array) -> Array:
     """Return at each place the last marked one up to there, -1 for none."""
     indices_N = jnp.arange(mask_N.size)
-    return jax.lax.cummax(jnp.where(mask_N, indices_N, -1))
+    places_N = jnp.where(mask_N, indices_N, -1)
+    return jax.lax.cummax(places_N)
 
 
 def _after(mask_N: Array, count: int = 1) -> Array:
@@ -534,7 +565,8 @@ def said_eos(said_NT: Array, lengths_N: Array, eos_ids: Sequence[int]) -> Array:
     numbers_T = jnp.arange(1, steps + 1)
     last_NT = numbers_T[None] == lengths_N[:, None]
     ends_NT = is_end(said_NT, eos_ids)
-    return (last_NT & ends_NT).any(axis=1)
+    last_ends_NT = last_NT & ends_NT
+    return last_ends_NT.any(axis=1)
 
 
 def answer_mask(tokens_NA: Array, eos_ids: Sequence[int]) -> Array:

@@ -45,7 +45,9 @@ def main(pipe: Connection, processor: float) -> None:
 
 def in_words(error: BaseException) -> str:
     """Write an error in a line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    kind = type(error).__name__
+    words = f"{kind}: {error}".split()
+    return " ".join(words)
 
 
 def obey() -> None:
@@ -68,7 +70,8 @@ def apart(pipe: int) -> None:
     # When the other end of standard input closes, the kernel ends this session, whatever it is busy with.
     if sys.platform == "linux":
         alive = os.dup(0)
-        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgid(0))
+        group = os.getpgid(0)
+        fcntl.fcntl(alive, fcntl.F_SETOWN, -group)
         fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
     elif os.fork() == 0:
         # Where its signal, SIGIO, ends no process, another one waits for that.
@@ -83,7 +86,10 @@ def apart(pipe: int) -> None:
 
 
 if __name__ == "__main__":
-    apart(int(sys.argv[1]))
-    if sys.platform == "linux" and int(sys.argv[3]):
-        resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
-    main(Connection(int(sys.argv[1])), float(sys.argv[2]))
+    pipe_number = int(sys.argv[1])
+    seconds = float(sys.argv[2])
+    memory = int(sys.argv[3])
+    apart(pipe_number)
+    if sys.platform == "linux" and memory:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    main(Connection(pipe_number), seconds)
