@@ -320,6 +320,8 @@ def _read_columns(where: str, record: Mapping[str, Any]) -> Choices | None:
         kind = match["name"] or match["answer"]
         if kind:
             first = CHOICE_COLUMNS[kind.lower()]
+    if not by_letter and not by_number:
+        return None
     lowest = min(by_number, default=0)
     highest = max(by_number, default=0)
     if highest - lowest >= len(_LETTERS):
