@@ -488,7 +488,7 @@ def test_a_row_is_what_it_says_of_itself(tmp_path):
         ("slpo", "zeta", "zeta"): 2 / 8,
     }
     about = about_rows(out["rows"])["best_fixed"]
-    assert about.startswith('The best of "the base", "the other base", by')
+    assert about.startswith('The best of "the base", "the other base"')
 
 
 @pytest.mark.parametrize("fault", ["gone", "empty", "a key changed"])
