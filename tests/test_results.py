@@ -12,7 +12,11 @@ from commands import commands_in, fault, words_of
 from slpo_jax.errors import UserError
 
 # Files with more seeds or runs of another file's table.
-PARTS = {"depth_again": "depth", "quickstart_cot": "quickstart"}
+PARTS = {
+    "depth_again": "depth",
+    "quickstart_cot": "quickstart",
+    "quickstart_four": "quickstart",
+}
 
 FILES = sorted((tables.ROOT / "results").glob("*.json"))
 OLDER = {
