@@ -20,7 +20,7 @@ from tables import dump
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"
 FILE = ROOT / "results" / "tutorial.json"
-METRICS = {"acc": "Acc", "pass@1": "P@1", "pass@8": "P@8"}
+METRICS = {"acc": "Acc", "pass@1": "P@1", "pass@8": "P@8", "pass@16": "P@16"}
 PROBLEMS = 500  # of the last comparison, as the page has it
 
 
