@@ -129,6 +129,11 @@ def generate(
 
     # The caller's settings go over the export's.
     settings = copy.deepcopy(model.generation_config)
+    if not hasattr(settings, "prompt_end_id"):
+        raise _request_error(
+            "model.generation_config is another one, which does not say how the model thinks; keep the export's, and "
+            "give yours to generate(generation_config=…)"
+        )
     model_settings = model.generation_config
     arguments: dict[str, Any] = {}
     if generation_config is not None:
@@ -285,9 +290,12 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
     """Refuse requests whose answer would be wrong; lower max_new_tokens to the positions that are left."""
     start = settings.prompt_end_id
     most = model.config.max_position_embeddings
-    if settings.max_latents < 0 or not 0 <= (settings.stop_threshold or 0) <= 1:
+    threshold = settings.stop_threshold or 0
+    is_threshold = isinstance(threshold, (int, float)) and 0 <= threshold <= 1
+    is_count = isinstance(settings.max_latents, int) and settings.max_latents >= 0
+    if not is_count or not is_threshold:
         raise _request_error(
-            "max_latents is at least 0, and stop_threshold from 0 to 1"
+            "max_latents is at least 0, a whole number, and stop_threshold from 0 to 1"
         )
     if settings.stop_threshold is not None and not settings.gate_layers:
         raise _request_error(

@@ -37,7 +37,10 @@ def records_text(records: Any) -> str:
         for name, value in columns.items():
             if not is_known(name):
                 others[name] = value
-        line = _json({**others, **record})
+        try:
+            line = _json({**others, **record})
+        except TypeError as error:
+            raise UserError(f"{where}: has {error}; give a list or a text") from None
         lines.append(f"{line}\n")
     return "".join(lines)
 
@@ -79,4 +82,8 @@ def _json(value: Any) -> str:
     if isinstance(value, list | tuple):
         items = map(_json, value)
         return "[" + ", ".join(items) + "]"
+    # As a text it would be read as another value.
+    if isinstance(value, set | frozenset | bytes | bytearray):
+        kind = type(value).__name__
+        raise TypeError(f"a field of type {kind}, which JSON lacks")
     return json.dumps(value, default=str)

@@ -5,9 +5,11 @@ as TRL's are. It gets a chat, a list of messages, where TRL would give one.
 """
 
 import contextlib
+import copy
 import functools
 import hashlib
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -142,14 +144,15 @@ def code_of(function: Function) -> str:
 
 
 def _describe_arguments(function: functools.partial) -> str:
-    """Write a partial's arguments: plain values as they are, of others the type, which is the same in every process."""
-    named = dict(enumerate(function.args)) | function.keywords
-    lines = []
-    for name, value in named.items():
-        is_plain = isinstance(value, (str, int, float, bool, type(None)))
-        text = repr(value) if is_plain else type(value).__name__
-        lines.append(f"\n{name} = {text}")
-    return "".join(lines)
+    """Write a partial's arguments as JSON; of what JSON lacks the type, which is the same in every process."""
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, np.generic | np.ndarray):
+            return value.tolist()
+        return type(value).__name__
+
+    arguments = [*function.args, function.keywords]
+    return json.dumps(arguments, default=describe, skipkeys=True)
 
 
 def names_of(function: Function) -> Names:
@@ -185,7 +188,7 @@ def names_of(function: Function) -> Names:
             names.add(param.name)
             if param.name == "completions":
                 annotation = str(param.annotation).lower()
-                of_chats = "dict[" in annotation
+                of_chats = "dict" in annotation
     named = needed | optional
     if not named and not everything:
         fault = fault or "names nothing that it is a function of"
@@ -235,7 +238,10 @@ def _columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str, Any]:
-    row: dict[str, Any] = {"steps": list(problem.steps), **problem.columns}
+    row: dict[str, Any] = {"steps": list(problem.steps)}
+    for name, value in problem.columns.items():
+        if names.everything or name in names.named:
+            row[name] = _copy(value)
     row |= {"question": problem.question, "answer": problem.answer}
     row |= {"latents": written.latents, "truncated": written.truncated}
     if "is_right" in names.named:
@@ -255,6 +261,13 @@ def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str
     return {name: row[name] for name in row if name in named}
 
 
+def _copy(value: Any) -> Any:
+    """Copy what a function could change, as one does that takes used numbers out of a list."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    return copy.deepcopy(value)
+
+
 def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:
     """Return prompt and completion: chats where the record's prompt is one or the function asks for them."""
     prompt = problem.columns.get(_CHAT)
@@ -262,7 +275,7 @@ def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:
     if isinstance(prompt, list):
         is_message = [isinstance(message, Mapping) for message in prompt]
         if all(is_message):
-            return prompt, said
+            return _copy(prompt), said
     if names.of_chats:
         return [{"role": "user", "content": problem.question}], said
     return problem.question, text

@@ -138,8 +138,8 @@ class Verdicts(NamedTuple):
         total: float32 [N], the weighted sum of the verdicts; 0 of an unjudged one.
         by_name: float32 [N] of each reward, without its weight; NaN where it gave no verdict.
         right: bool [N], see `Reward.right`.
-        unjudged: bool [N]: a reward failed, wasn't asked as the completion is truncated, or gave None where it judged
-            another completion of the problem; or no reward gave a verdict.
+        unjudged: bool [N]: a reward failed, wasn't asked as the completion is truncated, which no other judged by name,
+            or gave None where it judged another completion of the problem; or no reward gave a verdict.
         cut: bool [N], truncated.
         failed: bool [N], where a reward failed.
     """
@@ -340,6 +340,7 @@ class Reward:
         Raises:
             UserError: a function gives something else than a finite number.
         """
+        truncated = np.array([reading.cut for reading in readings], bool)
         if with_truncated:
             readings = [self._as_ended(reading) for reading in readings]
         count = len(readings)
@@ -347,23 +348,32 @@ class Reward:
         by_name = dict[str, np.ndarray]()
         failed = np.zeros(count, bool)
         unjudged = np.zeros(count, bool)
+        left_out = np.zeros(count, bool)
+        judged_truncated = np.zeros(count, bool)
         decided = np.zeros(count, bool)
         right = np.zeros(count, bool)
         for name in self.entries:
-            verdicts = self._ask(name, readings, problems, right)
+            verdicts = self._ask(name, readings, problems, right, truncated)
             values = _values(verdicts)
             is_given = ~np.isnan(values)
             is_lost = _lost(verdicts, problems)
+            is_left_out = np.zeros(count, bool)
             for row, verdict in enumerate(verdicts):
+                is_left_out[row] = verdict is _TRUNCATED
                 if isinstance(verdict, Failed):
-                    failed[row] |= verdict is not _TRUNCATED
-            unjudged |= is_lost
+                    failed[row] |= not is_left_out[row]
+            unjudged |= is_lost & ~is_left_out
+            left_out |= is_left_out
+            if self._judges_truncated(name):
+                judged_truncated |= is_given
             # The first reward that could say what is right has said so.
             right |= ~decided & (values >= 1)
             decided |= is_given | is_lost
             earned = np.where(is_given, values, 0.0)
             total += self._weights[name] * earned
             by_name[name] = values.astype(np.float32)
+        # A truncated one, which some rewards leave out, is judged by those that name `truncated`.
+        unjudged |= left_out & ~judged_truncated
         unjudged |= ~decided
         cut = np.array([reading.cut for reading in readings], bool)
         total = np.where(unjudged, 0.0, total)
@@ -375,6 +385,10 @@ class Reward:
             cut=cut,
             failed=failed,
         )
+
+    def _judges_truncated(self, name: str) -> bool:
+        function = self.entries[name].function
+        return function is not None and "truncated" in names_of(function).named
 
     def _as_ended(self, reading: Reading) -> Reading:
         if not reading.cut:
@@ -388,11 +402,13 @@ class Reward:
         readings: Sequence[Reading],
         problems: Sequence[ProblemLike],
         right: np.ndarray,
+        truncated: np.ndarray,
     ) -> list[float | Failed | None]:
         """Ask one reward; a function of many completions sees the truncated ones too, a function of one if it says so.
 
         Args:
             right: bool [N], what the rewards before it count as right.
+            truncated: bool [N], whether a completion has no end, though it may be read as if it had.
         """
         function = self.entries[name].function
         if function is None:
@@ -403,7 +419,7 @@ class Reward:
 
         # Truncated completions are left out, unless the function compares a batch or asks for them.
         names = names_of(function)
-        judges_cut = "truncated" in names.named
+        judges_cut = self._judges_truncated(name)
         takes_cut = judges_cut or names.is_batched
         places: list[int] = []
         asked: list[ProblemLike] = []
@@ -418,7 +434,7 @@ class Reward:
                 text=reading.text,
                 ids=reading.ids,
                 latents=reading.latents,
-                truncated=reading.cut,
+                truncated=bool(truncated[place]),
                 is_right=is_right,
             )
             completions.append(completion)
@@ -473,12 +489,13 @@ class Reward:
 
         A reward that gives None leaves it to the next one; where one fails, and of a truncated one, it is not right.
         """
-        open_ = np.array([not reading.cut for reading in readings], bool)
+        truncated = np.array([reading.cut for reading in readings], bool)
+        open_ = ~truncated
         right = np.zeros(len(readings), bool)
         for name in self.entries:
             if not open_.any():
                 break
-            verdicts = self._ask(name, readings, problems, right)
+            verdicts = self._ask(name, readings, problems, right, truncated)
             values = _values(verdicts)
             right |= open_ & (values >= 1)
             is_none = [verdict is None for verdict in verdicts]

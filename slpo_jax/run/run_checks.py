@@ -209,13 +209,16 @@ def check_reward(
             readings.append(judge.read(np.array(ids, np.int32), latents))
         else:
             readings.append(Reading([], problem.question, None, False, latents))
-    failed = judge.judge(readings, tried).failed
-    # Of several rewards, one may be of other problems.
-    if failed.all() and len(judge.entries) == 1:
-        raise UserError(
-            f"config.reward: {next(iter(judge.entries))} fails on the answers of the first {len(tried)} records in "
-            f"{key} themselves; mend it"
-        )
+    # One that is for other problems gives None, and does not fail.
+    for name, entry in judge.entries.items():
+        if entry.function is None or entry.follows:
+            continue
+        alone = judge if len(judge.entries) == 1 else judge.asking(name)
+        if alone.judge(readings, tried).failed.all():
+            raise UserError(
+                f"config.reward: {name} fails on the answers of the first {len(tried)} records in {key} themselves; "
+                "mend it, or have it give None where it does not apply"
+            )
 
 
 def check_answers(

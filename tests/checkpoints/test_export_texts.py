@@ -389,6 +389,8 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path):
     [
         ({"num_return_sequences": 2}, "num_return_sequences"),
         ({"max_latents": -1}, "max_latents is at least 0"),
+        ({"max_latents": 1.5}, "a whole number"),
+        ({"stop_threshold": "half"}, "stop_threshold from 0 to 1"),
         ({"stop_threshold": 1.5}, "stop_threshold from 0 to 1"),
         ({"no_such_word": 1}, "no_such_word"),
         ({"stop_strings": ["pens"]}, "leave them out"),
@@ -441,6 +443,13 @@ def test_a_call_from_another_thread_waits(exported):
         assert other.result(60).lengths.max() == 1
         np.testing.assert_array_equal(ours.result(60), expected)
     assert model.generation_config is settings
+
+
+def test_settings_in_the_place_of_the_export_s_are_a_line(exported):
+    model, tokenizer = _open(exported)
+    model.generation_config = GenerationConfig(max_new_tokens=3)
+    with pytest.raises(ValueError, match=r"keep the export's, and give yours to"):
+        model.generate(**_asked(tokenizer))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -14,6 +14,7 @@ from refused import one_line
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
+from slpo_jax.data.record_files import records_text
 from slpo_jax.data.record_texts import split_mark
 from slpo_jax.errors import UserError
 
@@ -495,3 +496,12 @@ def test_a_question_with_two_answers_is_said():
     assert line.startswith(
         "records: 1 of 2 questions come with different answers, such as 'b' with '2' and '3'"
     )
+
+
+@pytest.mark.parametrize("value", [{"1"}, [frozenset("1")], {"a": b"1"}])
+def test_what_json_lacks_is_not_written_as_a_text(value):
+    record = {"question": "?", "answer": "1", "allowed": value}
+    with pytest.raises(
+        UserError, match=r"of type (set|frozenset|bytes), which JSON lacks; give a list"
+    ):
+        records_text([record])

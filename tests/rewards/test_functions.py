@@ -232,10 +232,61 @@ def test_what_a_truncated_completion_may_be_judged_by(registered):
     def of_text(completion):
         return float(completion.startswith("4"))
 
-    registered(of_text)
+    def overlong(truncated):
+        return -0.5 if truncated else 0.0
+
+    registered(of_text, overlong)
     assert judged(
         reward(("of_text", 1.0)), ["4", "4~"], problems, with_truncated=True
     ).total.tolist() == [1, 1]
+    # One that names it judges a truncated completion, whether another leaves it out or reads its text.
+    for names in (("of_text", "overlong"), ("overlong", "of_text")):
+        judge = reward(*((name, 1.0) for name in names))
+        found = judged(judge, ["4", "4~"], problems)
+        assert found.total.tolist() == [1, -0.5]
+        assert not found.unjudged.any()
+        found = judged(judge, ["4", "4~"], problems, with_truncated=True)
+        assert found.total.tolist() == [1, 0.5]
+        assert not found.right[1] or names[0] == "of_text"
+    alone = judged(reward(("of_text", 1.0)), ["4", "4~"], problems)
+    assert alone.unjudged.tolist() == [False, True]
+
+
+def test_a_function_may_use_up_what_it_is_given():
+    """A list of a record is the function's own, whether it sees one completion or many, or a chat."""
+    chat = [{"role": "user", "content": "pick"}]
+    problems = [Problem("pick", (), "", {"allowed": ["4"], "prompt": chat})]
+
+    def of_one(completion, allowed):
+        allowed.remove(completion)
+        return 1.0
+
+    def of_many(completions, prompts, allowed):
+        for texts, prompt, own in zip(completions, prompts, allowed, strict=True):
+            prompt.append(texts)
+            own.remove(texts[0]["content"])
+        return [1.0] * len(completions)
+
+    def of_all(completion, **columns):
+        return of_one(completion, columns["allowed"])
+
+    for function in (of_one, of_many, of_all):
+        for _ in range(2):
+            verdicts = asked_of(function, problems * 2, [Written("4"), Written("4")])
+            assert verdicts == [1.0, 1.0]
+    assert problems[0].columns["allowed"] == ["4"]
+    assert len(chat) == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [list[dict], list[list[dict[str, str]]], "list[list[dict]]"]
+)
+def test_an_annotation_of_dicts_asks_for_chats(kind):
+    def of_chats(completions):
+        return [float(len(turns[-1]["content"])) for turns in completions]
+
+    of_chats.__annotations__ = {"completions": kind}
+    assert asked_of(of_chats, PROBLEMS, TEXTS) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("kind", ["numpy", "jax", "torch", "verl"])

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from data_sets import write_jsonl
@@ -147,6 +148,8 @@ def test_a_reward_is_tried_on_answers_as_rollouts_have_them(made, monkeypatch):
         (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
          "reward: near names 'target', a column that 1 of 4 records in config.data.train don't have, the first is "),
         (ASKED, {"reward": "broken"}, "reward: broken fails on the answers of the first 8 records in "),
+        (ANSWERED, {"reward": "", "rewards": (("correct", 1.0), ("broken", 1.0))},
+         "reward: broken fails on the answers of the first 8 records in "),
         (ASKED, {"reward": "verl_style"}, "reward: verl_style names 'ground_truth', .*; what .* call so is answer "),
         (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
     ],
@@ -318,6 +321,11 @@ def test_a_partial_has_the_code_of_its_function_and_its_arguments():
     assert len({*codes, ""}) == 7
     same = [code_of(partial(near, among=one)) for one in (object(), object())]
     assert same[0] == same[1] != codes[0]
+    lists = [
+        code_of(partial(near, among=among))
+        for among in (["1"], ["2"], np.arange(2), np.arange(3))
+    ]
+    assert len({*lists, *same}) == 5
     assert code_of(Near(1)) == code_of(Near) != ""
 
 
