@@ -148,7 +148,7 @@ def test_a_reward_is_tried_on_answers_as_rollouts_have_them(made, monkeypatch):
         (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
          "reward: near names 'target', a column that 1 of 4 records in config.data.train don't have, the first is "),
         (ASKED, {"reward": "broken"}, "reward: broken fails on the answers of the first 8 records in "),
-        (ANSWERED, {"reward": "", "rewards": (("correct", 1.0), ("broken", 1.0))},
+        (ASKED, {"reward": "", "rewards": (("near", 1.0), ("broken", 1.0))},
          "reward: broken fails on the answers of the first 8 records in "),
         (ASKED, {"reward": "verl_style"}, "reward: verl_style names 'ground_truth', .*; what .* call so is answer "),
         (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
