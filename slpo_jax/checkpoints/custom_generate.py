@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import os
 import re
 import sys
 import threading
@@ -161,9 +162,9 @@ def generate(
     for name in _REFUSED:
         if arguments.get(name) is not None:
             raise _request_error(f"takes no {name}; leave it out")
-    if _is_filled(arguments.get("past_key_values")):
+    if _is_filled(_cache(arguments)):
         raise _request_error(
-            "takes no past_key_values that have something in them, since a thought comes between; leave them out"
+            "takes no past_key_values or cache with something in it, since a thought comes between; leave it out"
         )
 
     # Where weights are offloaded, the inputs tell on which device the model computes.
@@ -486,7 +487,7 @@ def _side_weights(model, settings) -> dict[str, torch.Tensor]:
         # The path of this very file has the hub's commit, if it is from there.
         commit = re.search("[0-9a-f]{40}", __file__)
         revision = commit and commit[0]
-        path = cached_file(model.name_or_path, SIDE_FILE, revision=revision)
+        path = cached_file(model._opened_from, SIDE_FILE, revision=revision)
         device = "cpu" if model.device.type == "meta" else str(model.device)
         weights = load_file(path, device=device)
     _side_files[model] = weights
@@ -556,6 +557,9 @@ def _take_body(model) -> None:
     """Have the body of a language model know of thoughts."""
     model._given = None
     model._writes = False
+    # The side file is read later, when the process may be in another folder.
+    path = model.name_or_path
+    model._opened_from = os.path.abspath(path) if os.path.isdir(path) else path
     # Not as an attribute, which would make the whole a part of its body.
     model.base_model.__dict__["_reasoner"] = model
     # Of a function, since a method could not be pickled.

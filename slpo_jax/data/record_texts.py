@@ -1,6 +1,7 @@
 """The texts of a record: a text, nothing, a list, a dict or a chat in a cell; a worked solution's answer and steps."""
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -76,12 +77,11 @@ def parse_written(text: str) -> list[Any] | dict[str, Any] | None:
     text = text.strip()
     if not text.startswith(("[", "{")):
         return None
-    try:
+    with contextlib.suppress(json.JSONDecodeError, RecursionError):
         return json.loads(
             text, parse_int=Number, parse_float=Number, parse_constant=constant
         )
-    except (json.JSONDecodeError, RecursionError):
-        pass
+    # It is not JSON, but may be Python.
     if _SIDE_BY_SIDE.search(text):
         return None
     try:

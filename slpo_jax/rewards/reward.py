@@ -357,18 +357,20 @@ class Reward:
             values = _values(verdicts)
             is_given = ~np.isnan(values)
             is_lost = _lost(verdicts, problems)
-            is_left_out = np.zeros(count, bool)
-            for row, verdict in enumerate(verdicts):
-                is_left_out[row] = verdict is _TRUNCATED
-                if isinstance(verdict, Failed):
-                    failed[row] |= not is_left_out[row]
+            is_left_out = np.array(
+                [verdict is _TRUNCATED for verdict in verdicts], bool
+            )
+            has_failed = np.array(
+                [isinstance(verdict, Failed) for verdict in verdicts], bool
+            )
+            failed |= has_failed & ~is_left_out
             unjudged |= is_lost & ~is_left_out
             left_out |= is_left_out
             if self._judges_truncated(name):
                 judged_truncated |= is_given
-            # The first reward that could say what is right has said so.
+            # The first reward that could say what is right has said so; None leaves it to the next one.
             right |= ~decided & (values >= 1)
-            decided |= is_given | is_lost
+            decided |= is_given | has_failed
             earned = np.where(is_given, values, 0.0)
             total += self._weights[name] * earned
             by_name[name] = values.astype(np.float32)

@@ -209,12 +209,13 @@ def check_reward(
             readings.append(judge.read(np.array(ids, np.int32), latents))
         else:
             readings.append(Reading([], problem.question, None, False, latents))
-    # One that is for other problems gives None, and does not fail.
+    by_name = judge.judge(readings, tried).by_name
+    # One that gives no number may be for other problems: then it gives None, and does not fail.
     for name, entry in judge.entries.items():
-        if entry.function is None or entry.follows:
+        gives_numbers = not np.isnan(by_name[name]).all()
+        if gives_numbers or entry.follows:
             continue
-        alone = judge if len(judge.entries) == 1 else judge.asking(name)
-        if alone.judge(readings, tried).failed.all():
+        if judge.asking(name).judge(readings, tried).failed.all():
             raise UserError(
                 f"config.reward: {name} fails on the answers of the first {len(tried)} records in {key} themselves; "
                 "mend it, or have it give None where it does not apply"

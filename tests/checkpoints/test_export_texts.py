@@ -411,8 +411,9 @@ def test_what_a_cache_has_is_no_part_of_the_prompt(exported):
     asked = _asked(tokenizer)
     cache = DynamicCache(config=model.config)
     model(**asked, past_key_values=cache, allow_plain_forward=True)
-    with pytest.raises(ValueError, match="takes no past_key_values"):
-        model.generate(**asked, past_key_values=cache)
+    for name in ("past_key_values", "cache"):
+        with pytest.raises(ValueError, match="takes no past_key_values or cache"):
+            model.generate(**asked, **{name: cache})
     with pytest.raises(ValueError, match=r"generate\(\*\*prompts\)"):
         model.generate(asked)
 
@@ -443,6 +444,18 @@ def test_a_call_from_another_thread_waits(exported):
         assert other.result(60).lengths.max() == 1
         np.testing.assert_array_equal(ours.result(60), expected)
     assert model.generation_config is settings
+
+
+def test_another_folder_after_it_was_opened_changes_nothing(
+    exported, tmp_path, monkeypatch
+):
+    """Though the weights of the gate are read with the first prompt."""
+    expected, tokenizer = _open(exported)
+    monkeypatch.chdir(exported.parent)
+    model, _ = _open(Path(exported.name))
+    monkeypatch.chdir(tmp_path)
+    asked = _asked(tokenizer)
+    np.testing.assert_array_equal(model.generate(**asked), expected.generate(**asked))
 
 
 def test_settings_in_the_place_of_the_export_s_are_a_line(exported):

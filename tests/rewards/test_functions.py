@@ -182,9 +182,19 @@ def test_none_on_some_of_a_problem_s_completions_is_no_way_out(registered):
     def picky(completion):
         return None if completion == "1" else -5.0
 
-    registered(picky)
-    found = judged(reward(("picky", 1.0)), ["1", "2", "2"], [PROBLEMS[0]] * 3)
+    def one(completion):
+        return 1.0
+
+    registered(picky, one)
+    texts, problems = ["1", "2", "2"], [PROBLEMS[0]] * 3
+    found = judged(reward(("picky", 1.0)), texts, problems)
     assert found.unjudged.tolist() == [True, False, False]
+    # The next reward says what is right of it, in training as in an evaluation.
+    judge = reward(("picky", 1.0), ("one", 1.0))
+    found = judged(judge, texts, problems)
+    assert found.unjudged.tolist() == [True, False, False]
+    rows = [judge.read(row) for row in tokens_of(*texts)]
+    assert found.right.tolist() == judge.right(rows, problems) == [True, False, False]
 
 
 def test_a_function_of_many_gets_the_whole_group(registered):

@@ -61,10 +61,14 @@ def takes_all(completion, **columns):
     return 1.0
 
 
+def after(completion, is_right):
+    return "good"
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """(records, settings..) -> a run that would be trained on these."""
-    for function in (near, short, broken, one_of_many, verl_style, takes_all):
+    for function in (near, short, broken, one_of_many, verl_style, takes_all, after):
         monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
 
     def experiment(records, **changes):
@@ -150,6 +154,8 @@ def test_a_reward_is_tried_on_answers_as_rollouts_have_them(made, monkeypatch):
         (ASKED, {"reward": "broken"}, "reward: broken fails on the answers of the first 8 records in "),
         (ASKED, {"reward": "", "rewards": (("near", 1.0), ("broken", 1.0))},
          "reward: broken fails on the answers of the first 8 records in "),
+        (ASKED, {"reward": "", "rewards": (("near", 1.0), ("after", 1.0))},
+         "reward: after gives 'good' for .*; return a finite number"),
         (ASKED, {"reward": "verl_style"}, "reward: verl_style names 'ground_truth', .*; what .* call so is answer "),
         (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
     ],
