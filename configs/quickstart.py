@@ -64,7 +64,6 @@ def get_config(cell: str = ""):
     config.prompt.answers = "texts"
     config.prompt_slots = (2 * OPERATIONS + 4,)
     config.max_answer_tokens = 3
-    config.cpu_devices = 2
     config.data.chain.update(
         depth=OPERATIONS,
         least_depth=OPERATIONS,

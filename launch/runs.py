@@ -23,7 +23,6 @@ _QUICKSTART = "configs/quickstart.py"
 _QUICK_CELLS = {"simcot": "", "no_latents": "no_latents", "cot": "cot"}  # run -> cell
 _QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
 _QUICK_RATES = (1e-4, 3e-4, 1e-3)
-_ONE_CORE = {"cpu_devices": 1}
 _FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
 _IMITATED = {
     "stages": ("imitate", "evaluate"),
@@ -239,7 +238,7 @@ TABLES = {
     # What the quick start shows, over six seeds, beside no latents and chain of thought with the same demonstrations
     # and rewards; and which learning rates its objectives and further imitation have, on validation alone.
     "quickstart": Table(
-        tuple(Run(name, f"{_QUICKSTART}:{cell}", _ONE_CORE) for name, cell in _QUICK_CELLS.items()),
+        tuple(Run(name, f"{_QUICKSTART}:{cell}") for name, cell in _QUICK_CELLS.items()),
         ("imitate_no_thought", "imitate", "imitate_control", *_QUICK_OBJECTIVES),
         ("imitate_no_thought", "imitate", "imitate_control", "keys", "answer_only"), (0, 1, 2, 3, 4, 5),
         (*_AVERAGES, "latent_steps", "answer_tokens"), folder="quickstart_seeds",
@@ -253,9 +252,9 @@ TABLES = {
     ),
     "quickstart_rates": Table(
         (
-            *(Run(name, f"{_QUICKSTART}:{cell},tune", _ONE_CORE) for name, cell in _QUICK_CELLS.items()),
+            *(Run(name, f"{_QUICKSTART}:{cell},tune") for name, cell in _QUICK_CELLS.items()),
             *(Run(variant_name("further", rate), f"{_QUICKSTART}:tune",
-                  _FURTHER | _ONE_CORE | {"imitate.control_rate": rate}, rows=("imitate_control",))
+                  _FURTHER | {"imitate.control_rate": rate}, rows=("imitate_control",))
               for rate in _QUICK_RATES),
         ),
         ("imitate_control", *_variant_names(_QUICK_OBJECTIVES, _QUICK_RATES)), ("imitate",),
@@ -265,7 +264,7 @@ TABLES = {
     "gradients_chains": Table(
         tuple(
             Run(f"{name}_{demos}", _QUICKSTART,
-                _IMITATED | _ONE_CORE | {"imitate.recipe": recipe, "data.chain.demos_size": demos})
+                _IMITATED | {"imitate.recipe": recipe, "data.chain.demos_size": demos})
             for name, recipe in (("simcot", "simcot"), ("coconut", "curriculum")) for demos in (300, 600, 2000)
         ),
         ("imitate",), (), metrics=("acc",),

@@ -132,7 +132,7 @@ class Config:
             nothing.
         stuck_after: seconds in which none of several processes gets on before the one that is behind is named and the
             run ends; 0 is never.
-        cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
+        cpu_devices: shards of the batch where there is no accelerator; the results depend on it by rounding alone.
         sharding: how parameters lie on the devices.
     """
 

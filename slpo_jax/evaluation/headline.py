@@ -222,7 +222,10 @@ def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str
 
 
 def _find_memorised(report: Report) -> str:
-    """Say that imitation is right where it was trained, and on no set half as often; nothing if that is not so."""
+    """Say that imitation is right where it was trained, and on no set a third as often; nothing if that is not so.
+
+    A run that is right half as often has learned something: rewards took one on the quick start from 48 % to 94 %.
+    """
     sets = report["eval"].get(IMITATE, {})
     logged = report.get("training", {})
     training = logged.get(IMITATE, {})
@@ -231,7 +234,7 @@ def _find_memorised(report: Report) -> str:
     _, accuracies = training["accuracy"]
     learned = accuracies[-1]
     best = max(figures["acc"] for figures in sets.values())
-    if learned < _LEARNED or best >= learned / 2:
+    if learned < _LEARNED or best >= learned / 3:
         return ""
     label = label_of(report, IMITATE)
     in_training = f"{100 * learned:.0f} %"

@@ -277,8 +277,8 @@ def test_what_leaves_no_room_for_a_difference_is_said(cut, training, reasons):
 # The share of right texts as imitation went on, Acc on its best set, and whether that is memorised.
 MEMORISED = [
     ([0.2, 0.95], 0.16, True),
-    ([0.2, 0.95], 0.47, True),
-    ([0.2, 0.95], 0.48, False),
+    ([0.2, 0.95], 0.31, True),
+    ([0.2, 0.95], 0.32, False),
     ([0.95, 0.85], 0.16, False),
     ([], 0.16, False),
 ]
