@@ -195,10 +195,12 @@ def _generate(
     for count, number in zip(count_of_each, numbers, strict=True):
         shares.append(f"{count:,} of {number}")
     listed = ", ".join(shares)
-    line = (
-        f"{source}: {len(contents):,} of {size:,} problems differ "
-        f"(all by {settings.unit}: {listed}); {remedy}"
-    )
+    line = f"{source}: {len(contents):,} of {size:,} problems differ (all by {settings.unit}: {listed})"
+    if is_whole and differ:
+        line = (
+            f"{source}: its {size:,} problems are uneven by {settings.unit}: {listed}"
+        )
+    line = f"{line}; {remedy}"
     return Problems(problems, warnings=(line,))
 
 

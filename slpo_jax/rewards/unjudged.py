@@ -27,7 +27,7 @@ class Unjudged:
         """Whether it is for every truncated completion, and not only for those that no reward has judged."""
         return self.way in ("value", "masked")
 
-    def settle(self, rewards: jax.Array, unjudged: jax.Array) -> jax.Array:
+    def fill(self, rewards: jax.Array, unjudged: jax.Array) -> jax.Array:
         """Return the rewards of a batch, of which those that are masked are NaN.
 
         Args:

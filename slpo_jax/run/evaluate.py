@@ -155,8 +155,14 @@ def choose_rule(
         ascending = sorted(row.rules)
         accuracies = {}
         for rule in ascending:
+            # Too few latents may leave answers without an end, which says nothing about the rule that is chosen.
             accuracies[str(rule)] = validation_accuracy(
-                experiment, params, row.stopping, rule, cache.for_pass(f"rule {rule}")
+                experiment,
+                params,
+                row.stopping,
+                rule,
+                cache.for_pass(f"rule {rule}"),
+                says_cuts=False,
             )
         cache.clear()
         best = max(ascending, key=lambda rule: accuracies[str(rule)])
@@ -312,12 +318,12 @@ def evaluate(experiment: Experiment, report_rows: list[Row]) -> None:
     reader = ParamsReader(experiment)
 
     # Records depend on who scores and searches, and on the parameters of the reward model where it judges.
-    judge = load_judge(experiment)
+    judge_params = load_judge(experiment)
     scorers = [*config.scorers]
     if config.beams:
-        scorers.append(f"{config.beams} x {config.candidates}")
-    if judge:
-        scorers.append(f"{PART} {params_digest(judge[PART])}")
+        scorers.append(f"{config.beams} x {config.candidates}, {config.seeds} seeds")
+    if judge_params:
+        scorers.append(f"{PART} {params_digest(judge_params[PART])}")
 
     completed = list[Row]()
     done: dict[str, SetFiles] = {}  # by digest of what records depend on
@@ -356,9 +362,8 @@ def evaluate(experiment: Experiment, report_rows: list[Row]) -> None:
                 if facts_digest in done:
                     done[facts_digest].copy_to(files)
                 else:
-                    evaluate_set(
-                        experiment, row, reader.read(row.stage) | judge, files, cache
-                    )
+                    params = reader.read(row.stage) | judge_params
+                    evaluate_set(experiment, row, params, files, cache)
                 artifact.write(
                     files.manifest, facts, files=(files.records, files.latents)
                 )
@@ -379,7 +384,7 @@ def evaluate(experiment: Experiment, report_rows: list[Row]) -> None:
                         count,
                     )
 
-    # Records without a row's name are the last row's.
+    # A set's files without a row's name are copies of the last row's.
     time_rows(experiment, completed, reader)
     last_row = completed[-1]
     for name in experiment.tests:

@@ -86,7 +86,7 @@ class Stage:
         return section_of(self.name)
 
     @functools.cached_property
-    def wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether the config asks for it."""
         return self in self.experiment.wanted
 
@@ -98,11 +98,11 @@ class Stage:
     @property
     def is_done(self) -> bool:
         """Whether it was run to its end, and the config asks for no further steps."""
-        return self.folder.is_finished and not self.goes_on
+        return self.folder.is_finished and not self.needs_more_steps
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the steps of the stage rl were raised, which this one goes on for.
+    def needs_more_steps(self) -> bool:
+        """Whether the steps of the stage rl were raised since it was trained, so that it goes on.
 
         Not where the learning rate falls to the last step, nor where adapters are merged already.
         """
@@ -127,43 +127,47 @@ class Stage:
     @functools.cached_property
     def settings(self) -> Any:
         """The stage's section of the config, with what an objective has of its own instead."""
-        section = getattr(self.experiment.config, self.section)
-        return (
-            section
-            if self.section != RL
-            else rl_of(section, self.experiment.config.objective[self.name])
-        )
+        config = self.experiment.config
+        section = getattr(config, self.section)
+        if self.section == RL:
+            return rl_of(section, config.objective[self.name])
+        return section
 
     @functools.cached_property
     def validated_every(self) -> int:
-        """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
-        can = self.section in (COLD_START, RL) or (
-            self.section == LATENT_RM and self.experiment.config.data.valid
-        )
-        return self.settings.evaluate_every if can else 0
+        """Steps between validations, the best of which leaves its parameters; 0: none, and the last step's stay."""
+        can_validate = self.section in (COLD_START, RL)
+        if self.section == LATENT_RM:
+            can_validate = bool(self.experiment.config.data.valid)
+        return self.settings.evaluate_every if can_validate else 0
 
     @functools.cached_property
     def start(self) -> "Stage":
-        """The stage that it starts from, of those that are finished or about to be: the cold start, else imitation.
+        """The stage that it starts from, of those that are finished or about to be; `config.init` where none is.
 
-        Where neither is, it is `config.init`. The cold start starts from imitation, and imitation from `config.init`.
-        An objective that is said to come after another one starts from that.
+        Imitation starts from `config.init`; further imitation and the cold start start from imitation. All others
+        start from the cold start, else from imitation, and an objective with `after` from the objective named there.
 
         Raises:
             UserError: that one is neither there nor about to be.
         """
         config = self.experiment.config
         after = ""
-        if (
-            self.section == RL and self.name in config.objective
-        ):  # else the config doesn't know what left it
+        # A workdir may hold an objective that today's config doesn't know.
+        if self.section == RL and self.name in config.objective:
             after = config.objective[self.name].after
-        goes_on = self.name in (CONTROL, IMITATE_SCRATCH[CONTROL])
-        usual = {IMITATE: (IMITATE,) if goes_on else (), COLD_START: (IMITATE,)}.get(
-            self.section, USUAL_START
-        )
-        for stage in map(self.experiment.stage, (after,) if after else usual):
-            if stage.folder.is_finished or stage.wanted:
+        candidates = USUAL_START
+        if after:
+            candidates = (after,)
+        elif self.name in (CONTROL, IMITATE_SCRATCH[CONTROL]):
+            candidates = (IMITATE,)
+        elif self.section == IMITATE:
+            candidates = ()
+        elif self.section == COLD_START:
+            candidates = (IMITATE,)
+        for name in candidates:
+            stage = self.experiment.stage(name)
+            if stage.folder.is_finished or stage.is_wanted:
                 return stage
         if after:
             raise UserError(
@@ -244,24 +248,29 @@ def rows(experiment: Experiment) -> list[Row]:
     """
     config, gated = experiment.config, experiment.config.gate.enabled
     stages = {stage.name for stage in (*experiment.wanted, *experiment.finished)}
-    by_gate: dict[str, Any] = {"stopping": "length", "rules": (config.max_latents,)}
+    default_stop: dict[str, Any] = {
+        "stopping": "length",
+        "rules": (config.max_latents,),
+    }
     if gated:
-        by_gate = {
+        default_stop = {
             "stopping": "threshold",
             "rules": tuple(config.evaluate.thresholds),
             "gated": True,
         }
-    report_rows = _of_imitation(config, stages, by_gate)
+    report_rows = _of_imitation(config, stages, default_stop)
     # Without a cold start of the gate, imitation itself is what an objective starts from.
-    before = (IMITATE,) if not gated or config.imitate.gate_weight else ()
+    imitation_baseline: tuple[str, ...] = ()
+    if not gated or config.imitate.gate_weight:
+        imitation_baseline = (IMITATE,)
     earlier: tuple[str, ...] = ()
     for section, (label, about) in {
         section: entry.row for section, entry in ABOUT.items() if entry.row
     }.items():
         if section in stages:
-            baselines = (*earlier, *before, BEST_FIXED)
+            baselines = (*earlier, *imitation_baseline, BEST_FIXED)
             report_rows.append(
-                _row(section, label, 3 + len(earlier), about, baselines, **by_gate)
+                _row(section, label, 3 + len(earlier), about, baselines, **default_stop)
             )
         earlier = (section, *earlier)
     # In config's order, then any others by name.
@@ -276,13 +285,15 @@ def rows(experiment: Experiment) -> list[Row]:
             *earlier,
             CONTROL,
             NO_THOUGHT,
-            *before,
+            *imitation_baseline,
             BEST_FIXED,
         )
         label = _label_objective(config, name)
         about = f"What the objective {name} trained."
         report_rows.append(
-            _row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate)
+            _row(
+                name, label, _FIRST_OBJECTIVE + place, about, baselines, **default_stop
+            )
         )
     if report_rows:
         return report_rows
@@ -290,15 +301,23 @@ def rows(experiment: Experiment) -> list[Row]:
         raise UserError(
             f"config.init: {experiment.workdir} holds no finished stage to evaluate; give a checkpoint"
         )
-    parts = config.init.rstrip("/").split(
-        "/"
-    )  # the end of a path tells checkpoints apart; a hub id is as it is
-    label = "checkpoint " + "/".join(
-        parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:]
-    )
+    # The end of a path tells checkpoints apart; a hub id is short enough as it is.
+    parts = config.init.rstrip("/").split("/")
+    shown = parts[-2:]
+    if "checkpoints" in parts[-3:]:
+        shown = parts[-3:]
+    label = "checkpoint " + "/".join(shown)
     about = "The checkpoint that config.init names."
     return [
-        _row("checkpoint", label, _FIRST_OBJECTIVE, about, before, stage="", **by_gate)
+        _row(
+            "checkpoint",
+            label,
+            _FIRST_OBJECTIVE,
+            about,
+            imitation_baseline,
+            stage="",
+            **default_stop,
+        )
     ]
 
 
@@ -329,12 +348,12 @@ def _row(
 
 
 def _of_imitation(
-    config: Config, stages: Collection[str], by_gate: dict[str, Any]
+    config: Config, stages: Collection[str], default_stop: dict[str, Any]
 ) -> list[Row]:
     """List the rows of the stage imitate, which stop by numbers of latents, or by the gate where they have taught it.
 
     Args:
-        by_gate: how rows with a trained gate stop.
+        default_stop: how rows with a trained gate stop.
     """
     own_number = own_latents(config)
     total = config.max_latents
@@ -346,7 +365,7 @@ def _of_imitation(
         about = "Imitation in as many stages and steps, without latents."
         report_rows.append(_row(NO_THOUGHT, "no latents", -1, about, rules=(0,)))
     if config.imitate.gate_weight:
-        return report_rows + _of_taught_stop(config, stages, by_gate)
+        return report_rows + _of_taught_stop(config, stages, default_stop)
     if IMITATE in stages:
         options: dict[str, Any] = {
             "stage": IMITATE,
@@ -374,7 +393,7 @@ def _of_imitation(
 
 
 def _of_taught_stop(
-    config: Config, stages: Collection[str], by_gate: dict[str, Any]
+    config: Config, stages: Collection[str], default_stop: dict[str, Any]
 ) -> list[Row]:
     """List the rows of imitation that has taught the gate too: by that gate, and at the right number of latents."""
     report_rows = list[Row]()
@@ -382,7 +401,14 @@ def _of_taught_stop(
     if IMITATE in stages:
         about = "Imitation, which has taught the gate too."
         report_rows.append(
-            _row(IMITATE, "SFT", 0, about, ("imitate_by_steps", NO_THOUGHT), **by_gate)
+            _row(
+                IMITATE,
+                "SFT",
+                0,
+                about,
+                ("imitate_by_steps", NO_THOUGHT),
+                **default_stop,
+            )
         )
         right = {
             "stage": IMITATE,
@@ -403,7 +429,9 @@ def _of_taught_stop(
     if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         report_rows.append(
-            _row(CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), **by_gate)
+            _row(
+                CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), **default_stop
+            )
         )
     return report_rows
 

@@ -63,8 +63,8 @@ def choose_problems(
         )
         raise UserError(
             f"{key}: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give "
-            "solutions in a field of docs/data.md, other problems to imitate as config.data.demos, or for answers "
-            "alone 0 for config.imitate.cot_steps and stage_steps"
+            "solutions in a field that docs/data.md names, other problems to imitate as config.data.demos, or for "
+            "answers alone 0 for config.imitate.cot_steps and stage_steps"
         )
 
     # In every phase every problem fits the model's positions.
@@ -81,7 +81,7 @@ def choose_problems(
 
 
 def settings_of(settings: ImitateSettings, name: str) -> ImitateSettings:
-    """Return the settings of one of the stage's checkpoints: without latents, those of a thought are 0."""
+    """Return the settings of one of the stage's runs: without latents, those of a thought have their off values."""
     if name != NO_THOUGHT:
         return settings
     without_thought = dataclasses.replace(
@@ -98,10 +98,10 @@ def plan_phases(
     """Plan how the reasoner imitates, the stage's phases, and the optimizer of each.
 
     Args:
-        name: of the checkpoint.
+        name: of the stage's run.
     Raises:
-        UserError: there are no steps, a phase has fewer than its warm-up, or *no latents* can't be trained beside what
-            is trained.
+        UserError: there are no steps, a phase has fewer steps than its warm-up, or *no latents* can't be trained beside
+            what is trained.
     """
     config = settings_of(setup.config.imitate, name)
     recipe = recipe_of(config, config.recipe) if name == NO_THOUGHT else setup.recipe
@@ -114,22 +114,18 @@ def plan_phases(
         check_no_thought(setup, recipe, phases)
     check_ends(config, recipe, phases)
 
-    # A constant schedule that is not begun anew goes through all phases.
-    goes_through = (
-        config.optimizer.schedule == "constant" and not config.reset_optimizer
-    )
+    # A schedule goes through the steps from one reset of the optimizer to the next: those of all phases, of one phase,
+    # or between two tokens that iCoT drops. A phase that trains parts of its own begins with a reset.
     optimizer_configs = []
     for phase in phases:
         steps = phase.end - phase.start
-        if goes_through:
+        if not config.reset_optimizer and not phase.trains:
             steps = phases[-1].end
         elif config.reset_optimizer and phase.rise:
             steps = phase.rise
-        rate = (
-            {}
-            if phase.learning_rate is None
-            else {"learning_rate": phase.learning_rate}
-        )
+        rate = {}
+        if phase.learning_rate is not None:
+            rate["learning_rate"] = phase.learning_rate
         optimizer_configs.append(setup.optimizer_config(IMITATE, steps, **rate))
     return recipe, phases, optimizer_configs
 
@@ -146,6 +142,7 @@ def check_no_thought(setup: Setup, recipe: Recipe, phases: list[Phase]) -> None:
             "config.imitate.no_thought: True, which trains the whole reasoner, but lora.rank trains adapters; set it "
             "to False, or leave that out"
         )
+    # With extra parameters the curriculum of *no latents* stands in for another recipe, whose steps may be others.
     thinking = setup.recipe
     if not thinking.has_extra_parameters:
         return
@@ -174,4 +171,4 @@ def left_out(problems: EncodedProblems, count: int, most: int, recipe: str) -> s
         f"longer than config.imitate.max_tokens={most}": len(answered) - len(short),
         f"that {recipe} leaves out, as CODI does negative answers": len(short) - count,
     }
-    return ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
+    return ", ".join(f"{number} {cause}" for cause, number in causes.items() if number)

@@ -36,7 +36,7 @@ def check_judge(experiment: Experiment) -> None:
     # It is this run's, or that of another workdir.
     own = experiment.stage(PART)
     if not config.reward_model:
-        if not (own.folder.is_finished or own.wanted):
+        if not (own.folder.is_finished or own.is_wanted):
             raise UserError(
                 f"{asking} has parameters of its own, and {experiment.workdir} has none; put {PART} into "
                 "config.stages, or give config.evaluate.reward_model"

@@ -198,7 +198,7 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
         )
     check_start(stage)
     # A finished stage that takes more steps is open again, with the new number of steps.
-    if write and stage.goes_on:
+    if write and stage.needs_more_steps:
         inputs = folder.read_inputs()
         hosts.barrier(f"more steps of {stage.name}")
         if hosts.is_first():
@@ -300,7 +300,7 @@ def _check_settings(stage: Stage) -> None:
                 f"{stage.folder.anew}"
             )
     # A stage that takes more steps than it had may say so.
-    if stage.goes_on:
+    if stage.needs_more_steps:
         for key in ("rl.steps", f"objective.{stage.name}.steps"):
             if key in then:
                 now[key] = then[key]
@@ -411,7 +411,7 @@ def _digest_start(stage: Stage) -> dict[str, str]:
         config = flatten(stage.folder.read_config())
         settings = bound_settings(config, stage.name)
         inputs = stage.folder.read_inputs()
-    elif stage.wanted:
+    elif stage.is_wanted:
         settings = settings_of(stage.experiment.config, stage.name)
         inputs = _digest_inputs(stage)
     else:

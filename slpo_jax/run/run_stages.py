@@ -59,7 +59,7 @@ def run_stages(
     Args:
         config: checked.
         workdir: where checkpoints and reports go.
-        uncut: the config that `config` is cut from by --smoke; what its settings would fail on, this does.
+        uncut: the whole config that --smoke has cut down to `config`; its settings are checked too.
     Returns:
         what was run.
     Raises:
@@ -139,17 +139,21 @@ def run_stage(stage: Stage, plan: Any) -> None:
     ensure_manifest(stage)
     if not stage.is_done:
         _SCRIPTS[stage.section].train(plan)
-    if (
-        stage.name in IMITATE_SCRATCH and hosts.is_first()
-    ):  # also what a run left that was killed as soon as it was finished
-        control = stage.experiment.stage(CONTROL)
-        if (
-            control.folder.is_finished or not control.wanted
-        ):  # else it goes on from there
-            for unfinished in IMITATE_SCRATCH.values():
-                shutil.rmtree(
-                    stage.experiment.stage(unfinished).folder.path, ignore_errors=True
-                )
+    if stage.name in IMITATE_SCRATCH and hosts.is_first():
+        _remove_scratch(stage.experiment)
+
+
+def _remove_scratch(experiment: Experiment) -> None:
+    """Remove the checkpoints that imitation and its control leave while they run, unless the control starts from them.
+
+    Called for finished stages too: a run may have been killed before it came to this.
+    """
+    control = experiment.stage(CONTROL)
+    if control.is_wanted and not control.folder.is_finished:
+        return
+    for scratch in IMITATE_SCRATCH.values():
+        folder = experiment.stage(scratch).folder
+        shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[str, Any]:
@@ -202,7 +206,7 @@ def _prepare_all(experiment: Experiment) -> dict[str, Any]:
 
 
 def _open_data(experiment: Experiment, choosing: bool) -> None:
-    """Read every data set that a stage is going to ask for, in the order in which they do.
+    """Read every data set that a stage is going to ask for.
 
     Args:
         choosing: whether a row's rule is chosen on the validation split.

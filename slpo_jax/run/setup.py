@@ -1,4 +1,4 @@
-"""What a config describes, without a place on the disk: mesh, models, data, reward."""
+"""What a config describes, whatever the workdir: mesh, models, data, reward."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ from slpo_jax.training.recipes import Recipe, recipe_of
 
 @dataclasses.dataclass(kw_only=True)
 class Setup:
-    """The models, texts and data that a config describes, without a place on the disk.
+    """The models, texts and data that a config describes, whatever the workdir.
 
     Attributes:
         config: as resolved; config.model holds the shapes of what was loaded.
@@ -138,7 +138,8 @@ class Setup:
         stages = {*self.config.stages}
         imitated = DEMOS if self.config.data.demos else TRAIN
         copies = IMITATE in stages and key == imitated
-        # Imitation says itself which problems it copies; all else asks for their answers.
+        # Check answers where a stage is going to judge them: of every evaluated set, and of the training set unless
+        # imitation alone uses it, which says itself which problems it copies.
         judges = not trains or (key == TRAIN and stages - {IMITATE, EVALUATE})
         unknown = None if trains else Counter[str]()
         with about(where or key):
@@ -416,11 +417,11 @@ def _policy(
         dropout_where=config.dropout.where,
         banned_ids=template.banned_ids,
     )
-    thoughts = latent_policy(reasoner.in_tree(), gate.in_tree())
-    speaking = reasoner.in_tree().never_saying(template.impossible_ids)
+    bound_latent_policy = latent_policy(reasoner.in_tree(), gate.in_tree())
+    masked_reasoner = reasoner.in_tree().never_saying(template.impossible_ids)
     return Policy(
-        speaking,
-        thoughts,
+        masked_reasoner,
+        bound_latent_policy,
         rollouts,
         layout="rows" if template.start_id is None else "packed",
     )

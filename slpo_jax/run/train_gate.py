@@ -1,4 +1,4 @@
-"""The stage cold_start: trains the stopping gate, by which rewards begin."""
+"""The stage cold_start: trains the gate that stops a thought, before training on rewards."""
 
 import dataclasses
 import functools
@@ -93,7 +93,7 @@ def train(stage: Stage) -> None:
                 loop.end_at(step)
                 break
 
-            # Everything that a step reads is on the devices already.
+            # Everything that a step reads is on the devices already, but what the host judges between its programs.
             with jax.transfer_guard("disallow"):
                 state, metrics = step_fn(state, batch)
             step += 1

@@ -25,7 +25,7 @@ from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models import parts
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.noise import Stream
-from slpo_jax.run.experiment import Stage
+from slpo_jax.run.experiment import Experiment, Stage
 from slpo_jax.run.imitation_plan import (
     choose_problems,
     left_out,
@@ -65,8 +65,8 @@ class Plan:
     """Imitation that can be trained.
 
     Attributes:
-        settings: of this checkpoint, see `settings_of`.
-        phases: the longest that they can be.
+        settings: of this run of the stage, see `settings_of`.
+        phases: with the latest ends that they can have.
         optimizer_configs: one for each phase.
         problems: the ones that are imitated.
     """
@@ -94,17 +94,35 @@ def prepare(stage: Stage) -> Plan | None:
     settings = settings_of(experiment.config.imitate, stage.name)
     recipe, phases, optimizer_configs = plan_phases(experiment, stage.name)
     problems = choose_problems(experiment, recipe, phases)
+    if stage.name == CONTROL:
+        check_control(experiment, settings, recipe)
+    return Plan(stage, settings, recipe, phases, optimizer_configs, problems)
+
+
+def check_control(
+    experiment: Experiment, settings: ImitateSettings, recipe: Recipe
+) -> None:
+    """Refuse further imitation that would learn nothing, or that can't go on from where imitation ended."""
+    optimizer = settings.optimizer
+    ends_at_zero = optimizer.schedule != "constant" and not optimizer.final_fraction
+    if ends_at_zero and not settings.control_rate:
+        raise UserError(
+            "config.imitate.control_rate: 0 goes on at the rate that imitation ends with, and that is 0 with "
+            f"config.imitate.optimizer.schedule={optimizer.schedule}; give a rate, or set config.imitate.control to "
+            "False"
+        )
+
+    # A recipe's own parts are kept as long as further imitation is to come.
     imitation = experiment.stage(IMITATE)
     has_lost_parts = (
         recipe.has_extra_parameters and not running_folder(imitation, recipe).steps
     )
-    if stage.name == CONTROL and imitation.folder.is_finished and has_lost_parts:
+    if imitation.folder.is_finished and has_lost_parts:
         raise UserError(
             f"config.imitate.control: True, but {imitation.folder.path} was finished without it, and the parts of "
             f"{recipe.name}'s own are gone from which further imitation would go on; set it to False, or use another "
             "--workdir"
         )
-    return Plan(stage, settings, recipe, phases, optimizer_configs, problems)
 
 
 # ---------------------------------------------------------------------------
@@ -139,7 +157,7 @@ def begin(plan: Plan) -> tuple[TrainState, tuple[str, ...], dict[str, Any]]:
         clashes = (new_parts.keys() & params.keys()) - {*parts.CARRIED}
         if clashes:
             raise UserError(
-                f"config.imitate.recipe: {recipe.name} makes the part {min(clashes)} anew; rename its own"
+                f"config.imitate.recipe: {recipe.name} would overwrite the part {min(clashes)}; rename the recipe's own"
             )
     trained = tuple(new_parts)
     if not recipe.alone:
@@ -152,6 +170,7 @@ def begin(plan: Plan) -> tuple[TrainState, tuple[str, ...], dict[str, Any]]:
         newest = max(running_folder(stage, recipe).steps, default=0)
         unfinished = [phase for phase in plan.phases if newest <= phase.end]
         phase = unfinished[0] if unfinished else phase
+    # That layout does not depend on a phase's rates.
     optimizer = make_optimizer(plan.optimizer_configs[0])
     state = init_state(
         params | new_parts,
@@ -236,7 +255,7 @@ def train(plan: Plan) -> None:
     with loop:
         step = int(state.step)
         for number, optimizer_config in enumerate(optimizer_configs):
-            # A phase begins where the one before it has ended.
+            # A phase begins where the one before it has ended, so the boundaries change whenever one ends.
             phases = as_ended(plan.phases, ends, more)
             phase = phases[number]
             loop.end_at(phases[-1].end)
@@ -282,7 +301,7 @@ def train(plan: Plan) -> None:
                     batch = make_batch(step) if step < end else None
                     window.add(loop.log(step, metrics, last_batch))
 
-                    # So a phase ends a step after its window is full of right rows.
+                    # Metrics come a step late, so a phase ends one step after its window's mean reaches `stage_until`.
                     may_end_here = (
                         may_end and phase.start + settings.stage_least <= step < end
                     )

@@ -81,10 +81,10 @@ from slpo_jax.training.state import TrainState, copy_params, init_state, make_tr
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """An objective that can be trained.
+    """What `train` needs for one objective.
 
     Attributes:
-        stage: is named as the objective.
+        stage: bears the objective's name.
         policy: of the rollouts.
         optimizer_config: of the objective's updates.
     """
@@ -170,9 +170,9 @@ def make_training_policy(setup: Setup, rl: RlConfig) -> Policy:
     if rl.lora.rank:
         reasoner = lora.make_merging(reasoner, rl.lora.scale)
 
-    # A capacity is a share of the latent slots and one of the answer slots. Thoughts that can't end early fill all
-    # latent slots, so capacities that differ only in that share are the same one. A thought that is written down ends
-    # where it says eos.
+    # A capacity is a share of the latent slots and one of the answer slots; scoring is compiled for each. Thoughts that
+    # can't end early fill all latent slots, so capacities that differ only in that share are the same one. A thought
+    # ends early by the gate, by an action that ends or halts it, or where it says eos, if it is written down.
     capacities = rl.capacities
     latent_policy = policy.latent_policy
     ways_to_end = (latent_policy.ends, latent_policy.halts, latent_policy.says)
@@ -309,7 +309,7 @@ def make_rl_step(
 
 
 def train(plan: Plan) -> None:
-    """Train one objective from its start, with the same batches and keys as the others."""
+    """Train one objective from its start, with the same batches and random keys as the others."""
     stage = plan.stage
     experiment = stage.experiment
     rl: RlConfig = stage.settings
@@ -377,8 +377,8 @@ def train(plan: Plan) -> None:
                 state, metrics = step_fn(state, batch)
             step += 1
 
-            # While the devices compute, the host makes the next batch, which is None after the last step, and logs the
-            # step before. The loop writes a batch down if its steps stop being finite.
+            # While the devices compute, the host makes the next batch, which is None after the last step. `log` queues
+            # these metrics and reads those of the step before. It writes a batch down if steps stop being finite.
             last_batch = batch
             batch = batch_at(step)
             loop.log(step, metrics, last_batch)

@@ -87,7 +87,8 @@ def host_batches(
     answer_slots = setup.policy.config.answer_slots if answers else 0
 
     def batch(step: int, number: int = 0):
-        # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
+        # A step's further batches come from past the last step, so that they repeat none of the other steps' draws.
+        # Their prompts are not packed end to end.
         place = step + number * steps
         earlier_steps = list(range(step, place, steps))
         return make_batch(
@@ -350,11 +351,13 @@ def validation_accuracy(
     stopping: Stopping,
     rule: float | int,
     cache: RolloutCache | None = None,
+    says_cuts: bool = True,
 ) -> float:
     """Return Acc on the validation split, where all choices are made.
 
     Args:
         cache: see `Evaluator.run`.
+        says_cuts: warn where most answers have no end.
     """
     valid = setup.valid
     limit = setup.config.evaluate.limit
@@ -362,8 +365,9 @@ def validation_accuracy(
         params, valid, stopping, rule, limit=limit, label="validation", cache=cache
     )
 
-    # Cuts are said once, not at every step and threshold.
-    if "validation" not in setup.noted and note_cuts(setup, "validation", [rollouts]):
+    # Cuts are said once, not at every step.
+    is_new = says_cuts and "validation" not in setup.noted
+    if is_new and note_cuts(setup, "validation", [rollouts]):
         setup.noted.add("validation")
     return accuracy(setup.reward, valid, rollouts)
 

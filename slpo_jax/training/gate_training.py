@@ -27,7 +27,7 @@ from slpo_jax.runtime.mesh import Layout
 from slpo_jax.settings import Checked, setting
 from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.rollouts import make_sampling
+from slpo_jax.training.rollouts import make_draw_program
 from slpo_jax.training.state import LossFn, TrainState, make_train_step
 
 
@@ -93,6 +93,7 @@ def decode_candidates(
     prompts_N = repeat_to(prompts.lengths, rows)
     before_NC = prompts_N[:, None] + lengths_C[None]
     before_M = before_NC.reshape(-1)
+    # Each of these latents is known to be its candidate's last, which decides on its dropout.
     all_NC = jnp.ones((rows, candidates), bool)
     last_NC = policy.latent_policy.known_last(all_NC)
     dropout_NC = noise.latent_dropout(
@@ -103,12 +104,12 @@ def decode_candidates(
         return x.reshape(-1, 1)
 
     dropout_M1 = jax.tree.map(flatten, dropout_NC)
-    answer_slots, *_ = cache_sizes(config.suffix_slots)
+    cache_slots, *_ = cache_sizes(config.suffix_slots)
     size = rows * candidates  # M, the rows of all candidates
     inputs_M1D = inputs_NCD.reshape(size, 1, -1)
     positions_M1 = before_M[:, None] - 1
     valid_M1 = jnp.ones((size, 1), bool)
-    empty = policy.reasoner.empty_cache(size, 1 + answer_slots)
+    empty = policy.reasoner.empty_cache(size, 1 + cache_slots)
     _, cache = policy.reasoner.forward(
         params,
         inputs_M1D,
@@ -192,7 +193,8 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
     """Make L_stop (paper section 4.1), summed over the trajectories that have a valid length; others are left out.
 
     With `train_backbone` each also has `answer_weight` times the negative log-likelihood of its own right answer at one
-    of its valid lengths, each as likely: L_stop alone moves latents towards the gate's decision and away from answers.
+    of its valid lengths, each equally likely: L_stop alone moves latents towards the gate's decision and away from
+    answers.
 
     Metrics: `loss`, of which `answer_log_likelihood` is a part; `valid_share`, the trajectories with a valid length;
     `right_share`, the candidates that are right; `expected_length`, the mean of tau under the gate's law.
@@ -229,6 +231,7 @@ def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
         steps_T = jnp.arange(1, most + 1)
         params = policy.reasoner.stack(params)
         rows, candidates, _ = tokens_NCA.shape
+        # With the key that the candidates were drawn with, so that a replay has their noise.
         keys_N = noise.rollout_keys(key, batch.draw_ids, config.trajectories)
 
         # The valid lengths of a trajectory are those of its right candidates.
@@ -259,7 +262,7 @@ def make_candidates_loss(policy: Policy, config: ColdStartConfig) -> LossFn:
             replayed = replay(policy, params, batch.prompts, full)
             actions = replayed.actions
 
-        # The gate is to stop first at one of the lengths that are right.
+        # The gate is to stop first at one of the lengths that are right. The loss is 0 where there are none.
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
@@ -293,7 +296,7 @@ def _stop(
     full: Trajectories, tokens_NCA: jax.Array, right_NC: jax.Array, min_latents: int
 ) -> Trajectories:
     """Stop each trajectory at one of the lengths at which it is right; at T_min where it is right at none."""
-    # Candidates stop nowhere, so that nothing else has these numbers.
+    # Full-length thoughts draw no stops, so nothing else uses these numbers.
     uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))
     n_right_N = right_NC.sum(axis=1)
     rank_N = jnp.floor(uniforms_N * n_right_N) + 1
@@ -334,7 +337,7 @@ def make_host_step(
     def sample_without(params, _, batch, key):
         return sample(params, batch, key)
 
-    draw = make_sampling(sample_without, layout, stream, micro_batches)
+    draw = make_draw_program(sample_without, layout, stream, micro_batches)
     improve = make_train_step(
         loss_fn, optimizer, trained, layout, stream, micro_batches, schedule=schedule
     )

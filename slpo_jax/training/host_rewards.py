@@ -1,5 +1,6 @@
 """Rewards that are asked on the host, between a program that rolls out and one that improves."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,23 @@ HostRewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], Verdicts]
 they earn, in numpy."""
 
 
+@dataclasses.dataclass
+class _Account:
+    """What the verdicts of one step were, which may roll out several batches.
+
+    Attributes:
+        sums: over the verdicts of each batch, on the devices.
+        names: of the rewards.
+        seconds: that judging took.
+    """
+
+    sums: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    num_prompts: int = 0
+    num_rollouts: int = 0
+    names: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
 class HostVerdicts:
     """Asks the host, each process for what its own devices have rolled out, and says what a step's verdicts were.
 
@@ -36,21 +54,18 @@ class HostVerdicts:
         self._host_reward = host_reward
         self._rows = NamedSharding(mesh, ROWS)
 
-        # Of one step, which may roll out several batches: verdicts whose leaves are [B, G].
-        self._names: tuple[str, ...] = ()
-        self._verdicts: list[Verdicts] = []
-        self._seconds = 0.0
+        self._account: _Account | None = None  # of the step that is under way
 
         everywhere = NamedSharding(mesh, EVERYWHERE)
 
-        def settle(verdicts: Verdicts):
+        def fill_unjudged(verdicts: Verdicts):
             unjudged_BG = jnp.asarray(verdicts.unjudged)
             if rule.overrides_truncated:
                 unjudged_BG |= verdicts.cut
             total_BG = jnp.asarray(verdicts.total)
-            return rule.settle(total_BG, unjudged_BG)
+            return rule.fill(total_BG, unjudged_BG)
 
-        def sums(verdicts: Verdicts):
+        def sum_verdicts(verdicts: Verdicts):
             # Of each reward, over the completions that it judged: (sum, count).
             by_name = {}
             for name, values_BG in verdicts.by_name.items():
@@ -65,13 +80,15 @@ class HostVerdicts:
                 "by_name": by_name,
             }
 
-        self._settle = jax.jit(settle, out_shardings=self._rows)
-        self._sums = jax.jit(sums, out_shardings=everywhere)
+        self._fill_unjudged = jax.jit(fill_unjudged, out_shardings=self._rows)
+        self._sum_verdicts = jax.jit(sum_verdicts, out_shardings=everywhere)
 
     def ask(
         self, tokens: jax.Array, draw_ids_B: jax.Array, latents: jax.Array
     ) -> jax.Array:
-        """Ask for the rewards of completions, float32 [B, N / B], where the rows are; the step's account has them.
+        """Return the rewards of completions, float32 [B, N / B], each where its row is.
+
+        In a step of `with_metrics` the verdicts are added to its account.
 
         Args:
             tokens: int [.., A], of N completions, a prompt's consecutive.
@@ -98,8 +115,7 @@ class HostVerdicts:
         start = _now()
         with jax.transfer_guard("allow"):
             verdicts = self._host_reward(tokens_NA, ids_N, latents_N)
-        self._seconds += _now() - start
-        self._names = tuple(verdicts.by_name)  # in order, which jax does not keep
+        seconds = _now() - start
 
         # Each device gets its rows back.
         ends = np.cumsum(sizes)
@@ -118,42 +134,39 @@ class HostVerdicts:
             return jax.make_array_from_single_device_arrays(shape, self._rows, placed)
 
         placed_verdicts = jax.tree.map(place, verdicts)
-        self._verdicts.append(placed_verdicts)
-        return self._settle(placed_verdicts)
+        account = self._account
+        if account is not None:
+            # Sums are asked for before the update, which a device computes afterwards: who reads them needn't wait.
+            account.sums.append(self._sum_verdicts(placed_verdicts))
+            batch_size, group = placed_verdicts.total.shape
+            account.num_prompts += batch_size
+            account.num_rollouts += batch_size * group
+            account.seconds += seconds
+            account.names = tuple(verdicts.by_name)  # in order, which jax does not keep
+        return self._fill_unjudged(placed_verdicts)
 
     def with_metrics(self, step: Callable) -> Callable:
-        """Return the step with the verdicts' metrics, of all batches that it has rolled out.
-
-        Each call begins a new account: `ask` adds to that of the step that is under way.
-        """
+        """Return the step with the verdicts' metrics, of all batches that it has rolled out."""
 
         def add_up(*parts):
             return np.sum(parts, axis=0)
 
-        def judge_step(state: TrainState, batch):
-            self._verdicts = []
-            self._seconds = 0.0
+        def step_with_metrics(state: TrainState, batch):
+            account = _Account()
+            self._account = account
             state, metrics = step(state, batch)
 
             # (sum, count) over all batches of the step.
-            sums: list[dict[str, Any]] = []
-            num_prompts = 0
-            num_rollouts = 0
-            for verdicts in self._verdicts:
-                batch_sums = self._sums(verdicts)
-                sums.append(jax.device_get(batch_sums))
-                batch_size, group = verdicts.total.shape
-                num_prompts += batch_size
-                num_rollouts += batch_size * group
+            sums = jax.device_get(account.sums)
             total = jax.tree.map(add_up, *sums)
             totals = {
-                "unjudged": (total["unjudged"], num_rollouts),
-                "reward_failed": (total["reward_failed"], num_rollouts),
+                "unjudged": (total["unjudged"], account.num_rollouts),
+                "reward_failed": (total["reward_failed"], account.num_rollouts),
             }
             if "solved" in metrics:
-                totals["solved"] = (total["solved"], num_prompts)
-            if len(self._names) > 1:
-                for name in self._names:
+                totals["solved"] = (total["solved"], account.num_prompts)
+            if len(account.names) > 1:
+                for name in account.names:
                     totals[f"reward/{name}"] = total["by_name"][name]
 
             # They stand beside the step's own metrics, or in their place.
@@ -161,10 +174,10 @@ class HostVerdicts:
                 number = float(count)
                 metrics[name] = float(value) / max(number, 1.0)
                 metrics["counts"][name] = number
-            metrics["verifier_seconds"] = self._seconds
+            metrics["verifier_seconds"] = account.seconds
             return state, metrics
 
-        return judge_step
+        return step_with_metrics
 
 
 def _now() -> float:

@@ -60,9 +60,9 @@ def _now() -> float:
 
 
 def _obey() -> None:
-    """Have a forked process obey SIGTERM where this one only remembers it: a pool ends its processes by that.
+    """Restore the default SIGTERM in forked processes, which a pool ends by it; this process only remembers it.
 
-    Ctrl-C in a terminal is for all; one that a reward has forked goes on, so that this one can finish its step.
+    SIGINT stays ignored in them: a terminal sends Ctrl-C to all, and this process has to finish its step.
     """
     handler = signal.getsignal(signal.SIGTERM)
     if getattr(handler, "__func__", None) is StageLoop._remember:

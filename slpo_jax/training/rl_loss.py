@@ -21,8 +21,8 @@ def make_rollout_and_loss(
 ) -> LossFn:
     """Make the loss of a step that rolls out, verifies and improves at once.
 
-    Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts as
-    right), `mixed` (prompts whose rewards differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end
+    Metrics, each as (sum, count): `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts
+    as right), `mixed` (prompts whose rewards differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end
     within the maximum of new tokens), the objective's own, and where `answer_log_likelihood` is one of these,
     `answer_entropy` in nats a token.
     """

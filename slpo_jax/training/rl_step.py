@@ -24,7 +24,7 @@ from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rollouts import (
     RolledBatch,
     extremes,
-    make_sampling,
+    make_draw_program,
     roll_out,
     rollout_sums,
 )
@@ -52,8 +52,9 @@ def make_rollout(
         unjudged: what a truncated completion earns, by a reward on the device.
     """
 
-    def one(params, ref_params, batch, key):
-        # Before `stack`, which merges adapters, if there are any: without them the reasoner is the reference.
+    def draw_rows(params, ref_params, batch, key):
+        # `stack` merges the adapters, if there are any, and scoring alone ignores them. So the reference, which is not
+        # stacked, is the reasoner without them.
         initial_params = {**params, **ref_params}
         params = policy.reasoner.stack(params)
         trajectories, rewards_BG = roll_out(
@@ -74,7 +75,7 @@ def make_rollout(
         )
         return trajectories, rewards_BG
 
-    return make_sampling(one, layout, stream, micro_batches)
+    return make_draw_program(draw_rows, layout, stream, micro_batches)
 
 
 def are_mixed(rewards_BG: jax.Array) -> jax.Array:
@@ -94,7 +95,7 @@ def select_informative(*rolled: RolledBatch) -> RolledBatch:
     for batch, _, _ in rolled:
         _, slots = batch.prompts.tokens.shape
         widest = max(widest, slots)
-    padded = [_pad_prompts(rollout, widest) for rollout in rolled]
+    padded = [_pad_prompts(_unpack_prompts(rollout), widest) for rollout in rolled]
     whole = jax.tree.map(join, *padded)
 
     # As many groups as the first batch has.
@@ -127,11 +128,19 @@ def _take_groups(rolled: RolledBatch, places: jax.Array) -> RolledBatch:
         taken = groups[places]
         return taken.reshape(len(places) * copies, *shape)
 
-    return jax.tree.map(take, _pad_prompts(rolled, 0))
+    return jax.tree.map(take, _unpack_prompts(rolled))
+
+
+def _unpack_prompts(rolled: RolledBatch) -> RolledBatch:
+    """Mark prompts as not packed end to end: the room that was counted for them is not that of other prompts."""
+    batch, trajectories, rewards_BG = rolled
+    prompts = dataclasses.replace(batch.prompts, packed_slots=0)
+    batch = dataclasses.replace(batch, prompts=prompts)
+    return batch, trajectories, rewards_BG
 
 
 def _pad_prompts(rolled: RolledBatch, slots: int) -> RolledBatch:
-    """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
+    """Pad prompts on the left, to at least this number of slots."""
     batch, trajectories, rewards_BG = rolled
     _, own_slots = batch.prompts.tokens.shape
     more = max(slots - own_slots, 0)
@@ -139,15 +148,14 @@ def _pad_prompts(rolled: RolledBatch, slots: int) -> RolledBatch:
     def pad(x):
         return jnp.pad(x, ((0, 0), (more, 0)))
 
-    apart = dataclasses.replace(batch.prompts, packed_slots=0)
-    wide = jax.tree.map(pad, apart)
-    batch = dataclasses.replace(batch, prompts=wide)
+    prompts = jax.tree.map(pad, batch.prompts)
+    batch = dataclasses.replace(batch, prompts=prompts)
     return batch, trajectories, rewards_BG
 
 
 def make_filtered_step(
-    roll_out: Callable[..., RolledBatch],
-    improve: Callable,
+    roll_out_and_judge: Callable[..., RolledBatch],
+    update: Callable,
     max_batches: int,
     batch_at: Callable[[int, int], Any],
     policy: Policy,
@@ -155,15 +163,15 @@ def make_filtered_step(
 ):
     """Make `(state, batch) -> (state, metrics)` that improves on B groups whose rewards differ.
 
-    Batches are rolled out until there are so many; where these have fewer, those that there are fill the step's batch
-    in turn, and where they have none, the step changes nothing. Metrics of rollouts are of all that were drawn;
-    `groups_drawn` and `groups_kept` are a step's.
+    Batches are rolled out until there are B such groups. If the last batch still leaves too few, those that there are
+    fill the step's batch in turn; if it leaves none, the step changes nothing. Metrics of rollouts are of all that
+    were drawn; `groups_drawn` and `groups_kept` are a step's.
 
     Args:
-        roll_out: (state, batch) -> `RolledBatch`.
-        improve: (state, `RolledBatch`) -> (state, metrics).
+        roll_out_and_judge: (state, batch) -> `RolledBatch`.
+        update: (state, `RolledBatch`) -> (state, metrics).
         max_batches: of a step.
-        batch_at: (step, number) -> the step's second and later batches (number 1, 2, …), on the devices.
+        batch_at: (step, number of the batch) -> the step's second and later batches (1, 2, …), on the devices.
     """
     rows = NamedSharding(layout.mesh, ROWS)
     everywhere = NamedSharding(layout.mesh, EVERYWHERE)
@@ -172,26 +180,26 @@ def make_filtered_step(
         _, trajectories, rewards_BG = rolled
         return rollout_sums(policy, trajectories, rewards_BG)
 
-    def take_no_step(state: TrainState):
+    def count_step(state: TrainState):
         return dataclasses.replace(state, step=state.step + 1)
 
     sum_metrics = jax.jit(sums_of, out_shardings=everywhere)
     select = jax.jit(select_informative, out_shardings=rows)
     cycle = jax.jit(cycle_informative, out_shardings=rows)
-    skip = jax.jit(take_no_step, donate_argnums=0)
+    skip_update = jax.jit(count_step, donate_argnums=0)
 
     def step(state: TrainState, batch):
         # Roll out until the step's batch is full of mixed groups, or no further batch may be drawn.
-        number = int(jax.device_get(state.step))
+        step_number = int(jax.device_get(state.step))
         size = len(batch.draw_ids)
-        rolled = roll_out(state, batch)
+        rolled = roll_out_and_judge(state, batch)
         totals = jax.device_get(sum_metrics(rolled))
         batches = 1
         while totals["mixed"][0] < size and batches < max_batches:
             # A batch is made on the host, which steps are otherwise not to wait for.
             with jax.transfer_guard("allow"):
-                batch = batch_at(number, batches)
-            further = roll_out(state, batch)
+                batch = batch_at(step_number, batches)
+            further = roll_out_and_judge(state, batch)
             sums = jax.device_get(sum_metrics(further))
             totals = jax.tree.map(lambda a, b: a + b, totals, sums)
             rolled = select(rolled, further)
@@ -202,17 +210,18 @@ def make_filtered_step(
         mixed = min(int(mixed_groups), size)
         metrics: dict[str, Any] = {"counts": {}}
         if mixed == size:
-            state, metrics = improve(state, rolled)
+            state, metrics = update(state, rolled)
         elif mixed:
             cycled = cycle(rolled)
-            state, metrics = improve(state, cycled)
+            state, metrics = update(state, cycled)
         else:
-            state = skip(state)
+            state = skip_update(state)
 
         # Metrics of rollouts are over all of them, not over those that were kept.
         for name, (total, count) in totals.items():
-            metrics[name] = float(total / count)
-            metrics["counts"][name] = float(count)
+            number = float(count)  # 0 where all rewards are masked
+            metrics[name] = float(total) / max(number, 1.0)
+            metrics["counts"][name] = number
         metrics["groups_drawn"] = float(batches * size)
         metrics["groups_kept"] = float(mixed)
         return state, metrics

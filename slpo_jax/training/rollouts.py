@@ -62,10 +62,10 @@ def make_batch(
         _, slots = valid.shape
         packed_slots = end_to_end(max_tokens, batch_size // shards, slots)
     tokens_of_shards = valid.reshape(shards, -1).sum(axis=1)
-    longest = int(tokens_of_shards.max())
-    if packed_slots and longest > packed_slots:
+    fullest = int(tokens_of_shards.max())
+    if packed_slots and fullest > packed_slots:
         raise ValueError(
-            f"max_tokens: {max_tokens} is too low for a shard of step {step}, whose prompts have {longest} tokens"
+            f"max_tokens: {max_tokens} is too low for a shard of step {step}, whose prompts have {fullest} tokens"
         )
     prompts = Prompts(tokens, valid, packed_slots)
 
@@ -119,6 +119,7 @@ def roll_out(
     """
     rollouts_key = jax.random.fold_in(key, noise.ROLLOUTS)
     keys_N = noise.rollout_keys(rollouts_key, batch.draw_ids, group)
+    # None samples the gate's stops, a float is its threshold, and an int the number of latents.
     rules = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}
     rule = rules[policy.config.stopping]
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)
@@ -129,18 +130,18 @@ def roll_out(
     rewards_N = rewards_N.astype(jnp.float32)
     if unjudged.overrides_truncated:
         truncated_N = are_truncated(policy, trajectories)
-        rewards_N = unjudged.settle(rewards_N, truncated_N)
+        rewards_N = unjudged.fill(rewards_N, truncated_N)
     return trajectories, rewards_N.reshape(-1, group)
 
 
-def make_sampling(
+def make_draw_program(
     draw: Callable[..., tuple], layout: Layout, stream: str, micro_batches: int
 ):
-    """Make a step's half before the verdicts, jitted: (state, batch, others) -> (batch, what is drawn of its rows).
+    """Jit the first half of a step, which draws: (state, batch, extra) -> (batch, what is drawn for its rows).
 
     Args:
-        draw: (parameters, others, part of the batch, the step's key) -> a tuple of arrays, whose rows are the part's.
-            The others are laid out as parameters.
+        draw: (parameters, extra, part of the batch, the step's key) -> a tuple of arrays, whose rows are the part's.
+            The extra ones are laid out as parameters.
         layout, stream, micro_batches: see `make_train_step`.
     """
 
@@ -156,14 +157,14 @@ def make_sampling(
             return map_micro_batches(of_part, batch, micro_batches)
 
         key = noise.stream_key(state.key, stream, state.step)
-        everywhere = jax.shard_map(
+        sharded_draw = jax.shard_map(
             local,
             mesh=layout.mesh,
             in_specs=(*specs, ROWS, EVERYWHERE),
             out_specs=ROWS,
             check_vma=False,
         )
-        drawn = everywhere(state.params, extra, batch, key)
+        drawn = sharded_draw(state.params, extra, batch, key)
         return batch, *drawn
 
     return jax.jit(first_half)
@@ -172,10 +173,10 @@ def make_sampling(
 def extremes(rewards_BG: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the lowest and the highest reward of each group, [B]; inf and -inf where all are masked, as NaN."""
     masked_BG = jnp.isnan(rewards_BG)
-    or_highest_BG = jnp.where(masked_BG, jnp.inf, rewards_BG)
-    low_B = or_highest_BG.min(axis=1)
-    or_lowest_BG = jnp.where(masked_BG, -jnp.inf, rewards_BG)
-    high_B = or_lowest_BG.max(axis=1)
+    masked_as_inf_BG = jnp.where(masked_BG, jnp.inf, rewards_BG)
+    low_B = masked_as_inf_BG.min(axis=1)
+    masked_as_minus_inf_BG = jnp.where(masked_BG, -jnp.inf, rewards_BG)
+    high_B = masked_as_minus_inf_BG.max(axis=1)
     return low_B, high_B
 
 

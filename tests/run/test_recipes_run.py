@@ -12,9 +12,12 @@ from codi_run import small_config
 from imitation import Crash, crash_at, fake_steps, run_imitation
 from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import config_checks
+from slpo_jax.config.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
+from slpo_jax.run.imitation_plan import plan_phases
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.train_stage import read_stage_params
 from slpo_jax.training import loop
 from slpo_jax.training.recipes.distil import Distillation
@@ -228,6 +231,40 @@ def test_further_imitation_needs_what_simcot_trained(fake, tmp_path):
         UserError, match=r"config\.imitate\.control: .*another --workdir"
     ):
         run_imitation(_simcot(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("final_fraction", "control_rate", "is_refused"),
+    [(0.0, 0.0, True), (0.1, 0.0, False), (0.0, 1e-3, False)],
+)
+def test_further_imitation_needs_a_rate(
+    fake, tmp_path, final_fraction, control_rate, is_refused
+):
+    config = _simcot(control_rate=control_rate)
+    config.imitate.optimizer.update(schedule="linear", final_fraction=final_fraction)
+    if not is_refused:
+        run_imitation(config, tmp_path)
+        return
+    with pytest.raises(
+        UserError, match=r"^config\.imitate\.control_rate: 0 .*schedule=linear; give"
+    ):
+        run_imitation(config, tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("reset_optimizer", [True, False])
+def test_a_schedule_falls_from_one_reset_of_the_optimizer_to_the_next(reset_optimizer):
+    """So without resets it goes through all phases, and not one of them is trained at a rate of 0."""
+    config = load_config()
+    config.imitate.update(
+        cot_steps=4, stage_steps=3, final_steps=5, reset_optimizer=reset_optimizer
+    )
+    config.imitate.optimizer.update(schedule="cosine", warmup_steps=0)
+    _, phases, optimizer_configs = plan_phases(assemble(read_config(config)))
+    lengths = [phase.end - phase.start for phase in phases]
+    assert len(phases) > 2
+    expected = lengths if reset_optimizer else [sum(lengths)] * len(phases)
+    assert [each.total_steps for each in optimizer_configs] == expected
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
         message = f"config.data.train: none of its 20 problems has {fewest} step(s) to imitate"
         with pytest.raises(
             UserError,
-            match=f"^{re.escape(message)}[^\n]*; give solutions in a field of docs/data.md",
+            match=f"^{re.escape(message)}[^\n]*; give solutions in a field that docs/data.md names",
         ):
             check_stages(experiment)
     else:

@@ -436,25 +436,44 @@ def test_by_steps_a_problem_without_steps_has_all_latents(finished, monkeypatch)
 
 
 def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
-    """Four tokens of which none is an end; validation and every set say so, and name the budget that is theirs."""
+    """Four tokens of which none is an end; every set says so, and names the budget that is its own.
+
+    Not so the validation that chooses a rule: a rule that cuts answers need not be the one that is chosen.
+    """
     finished.train("slpo", 7)
     says = (
         "100% of the answers are truncated, and wrong whatever they say; raise config."
     )
     done = finished.evaluate(monkeypatch)
-    cut = [
-        line for line in warnings if "truncated" in line
-    ]  # each once, also of validation, which each threshold asks
+    cut = [line for line in warnings if "truncated" in line]
+    assert "validation" in done
     assert sorted(cut) == sorted(
-        f"{label}: {says}max_answer_tokens" for label in set(done)
+        f"{label}: {says}max_answer_tokens" for label in done - {"validation"}
     )
     warnings.clear()
     done = finished.evaluate(
         monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1}
     )
     assert {line for line in warnings if "truncated" in line} >= {
-        f"{label}: {says}evaluate.max_answer_tokens" for label in done
+        f"{label}: {says}evaluate.max_answer_tokens" for label in done - {"validation"}
     }
+
+
+def test_a_stage_s_validation_of_truncated_answers_says_so_once(
+    finished, monkeypatch, warnings
+):
+    experiment = finished.experiment()
+    count = experiment.config.evaluate.limit or len(experiment.valid)
+    rollouts = {
+        "tokens": np.zeros((count, 4), np.int32),
+        "latent_steps": np.zeros(count, np.int32),
+    }
+    monkeypatch.setattr(Evaluator, "run", lambda *_, **__: rollouts)
+    for _ in range(2):
+        train_stage.evaluate_reasoner(experiment, {})
+    assert [line for line in warnings if "truncated" in line] == [
+        "validation: 100% of the answers are truncated, and wrong whatever they say; raise config.max_answer_tokens"
+    ]
 
 
 def test_choices_are_made_on_no_more_problems_than_are_evaluated(finished, monkeypatch):

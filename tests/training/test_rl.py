@@ -123,19 +123,20 @@ def test_what_a_truncated_rollout_earns_on_the_device(monkeypatch, rule, earned)
 
 def test_unjudged_ones_earn_the_lowest_of_their_batch_and_never_more_than_0():
     unjudged = jnp.array([True, False, False])
-    assert Unjudged().settle(jnp.array([0.0, -3.0, -5.0]), unjudged).tolist() == [
+    assert Unjudged().fill(jnp.array([0.0, -3.0, -5.0]), unjudged).tolist() == [
         -5,
         -3,
         -5,
     ]
-    assert Unjudged().settle(jnp.array([0.0, 1.0, 1.0]), unjudged).tolist() == [
+    assert Unjudged().fill(jnp.array([0.0, 1.0, 1.0]), unjudged).tolist() == [
         0,
         1,
         1,
     ]
-    assert Unjudged().settle(
-        jnp.array([0.0, 0.0]), jnp.array([True, True])
-    ).tolist() == [0, 0]
+    assert Unjudged().fill(jnp.array([0.0, 0.0]), jnp.array([True, True])).tolist() == [
+        0,
+        0,
+    ]
 
 
 def test_answers_cut_at_the_limit_are_those_without_an_end():

@@ -197,6 +197,26 @@ def test_thoughts_that_say_nothing_are_no_part_of_codi_s_mean(case):
     )
 
 
+def test_positions_are_those_of_the_decoder_too(case):
+    """Of a short question with long steps the decoder needs more than the reasoner."""
+    long = [step for _ in range(6) for step in LONG]
+    problem = dataclasses.replace(PROBLEMS[3], question="pens .", steps=tuple(long))
+    problems = encode_problems(case.template, [problem])
+    ((positions, *_, count, longest),) = case.recipe.needs(problems, case.phase)
+    recipe = recipe_of(case.settings, case.name)
+    ((own_positions, *_),) = recipe.needs(problems, case.phase)
+    batch = case.recipe.batch(
+        problems, case.phase, 0, 1, 4, (24,), case.recipe.slots(problems, case.phase)
+    )
+    rows, most, slots = batch.texts.tokens.shape
+    assert (rows, most, slots) == (4, count, longest)
+    first, latents = (1, 2) if case.coconuts else (0, 1)
+    decoder_positions = first + latents + slots - 1
+    assert positions == max(own_positions, decoder_positions)
+    if case.coconuts:
+        assert decoder_positions > own_positions, "else nothing is tested"
+
+
 @pytest.mark.parametrize("case", ["curriculum"], indirect=True)
 def test_a_row_s_mean_is_over_its_own_thoughts(case):
     """Of a number of latents that is drawn for each row: every token weighs 1 over rows and the row's thoughts."""

@@ -1,4 +1,4 @@
-"""Surrogate latent policy optimization (paper section 4.2): K passes, a Gaussian, one likelihood-ratio loss."""
+"""Surrogate latent policy optimization (paper section 4.2): K passes, a Gaussian, and a REINFORCE loss under it."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -56,15 +56,17 @@ def latent_log_likelihood(
         length: tau.
         epsilon: floor of the variance.
         reduction: over D, "sum" as printed in the paper or "mean".
-        detach_variance: keep the gradient from the variance path (Prop. 1's setting).
+        detach_variance: stop the gradient through the variance (Prop. 1's setting).
     Returns:
         the log-likelihood, and the mean of sigma^2 over t <= tau; 0 and 0 of no step.
     """
     # Fit a Gaussian to the passes' latents of each step, and score the realised latent under it.
     h_TD = jax.lax.stop_gradient(h_TD)
     mu_TD, variance_T = jax.vmap(moments, in_axes=(1, None))(z_KTD, epsilon)
-    scored_T = jax.lax.stop_gradient(variance_T) if detach_variance else variance_T
-    log_probs_T = jax.vmap(gaussian_log_prob)(h_TD, mu_TD, scored_T)
+    density_variance_T = variance_T
+    if detach_variance:
+        density_variance_T = jax.lax.stop_gradient(variance_T)
+    log_probs_T = jax.vmap(gaussian_log_prob)(h_TD, mu_TD, density_variance_T)
     if reduction == "mean":
         log_probs_T = log_probs_T / h_TD.shape[-1]
 
@@ -101,7 +103,7 @@ class Slpo(AnswerOnly):
         passes: K, the noisy passes over a thought; with 1 there is no latent term.
         latent_reduction: how the latent term is reduced over D: "sum" as printed in the paper, or "mean".
         scored_latents: number of first latents in the latent term (8 or 16 of 32 soft tokens in the paper); 0 is all.
-        detach_variance: keep the gradient from the variance path (Prop. 1's setting).
+        detach_variance: stop the gradient through the variance (Prop. 1's setting).
         epsilon: floor of the variance.
     """
 
@@ -136,7 +138,8 @@ class Slpo(AnswerOnly):
     def terms(self, policy, capacity, params, batch, trajectories, key):
         if self.passes == 1:
             return super().terms(policy, capacity, params, batch, trajectories, key)
-        # Score the rollouts in K passes, each under dropout of its own; the answer's term is the mean over them.
+        # Score the rollouts in K passes, each fed the realised latents under dropout of its own. The answer's term is
+        # the mean over them. `WeightedTerms` adds the stop's term, the weights and the advantages.
         group = trajectories.lengths.shape[0] // batch.draw_ids.shape[0]
         keys_K = pass_keys(
             jax.random.fold_in(key, noise.SCORING),

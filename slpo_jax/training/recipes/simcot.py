@@ -4,8 +4,8 @@ It is begun as a copy of the reasoner's backbone, is fed the thought's latents a
 own embeddings, and its cross-entropy is added to the recipe's loss; the gradient reaches the latents. After training it
 is dropped, or kept beside the reasoner, to say thoughts in words (`policy.explain`).
 
-Apart from the published program: a number of latents that differs by row explains as many thoughts as a row has; and
-the steps are ours, whole, where that looks for spans between "<<" and ">>".
+It differs from the published program in two ways: where the number of latents differs by row, each row explains as many
+thoughts as it has; and a step is the whole step, where that program looks for spans between "<<" and ">>".
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ Indices = Sequence[int] | np.ndarray
 class _Thoughts:
     """COCONUT's thoughts: they say steps as they are, with line breaks between several, and beyond them the answer.
 
-    The loss is a text's sum over its tokens, and the mean of that over rows and thoughts.
+    The loss is summed over a text's tokens, averaged over a row's thoughts, and then over rows.
 
     Attributes:
         latents: in one thought.
@@ -69,7 +69,7 @@ class _Thoughts:
     has_dropout = False
 
     def number(self, latents: int) -> int:
-        """Count the thoughts of so many latents."""
+        """Count the thoughts that this number of latents makes."""
         return latents // self.latents
 
     def steps(
@@ -154,7 +154,7 @@ class SimCot(RecipeSettings):
         thoughts = _thoughts(settings, default)
 
         def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
-            """Count as the recipe itself does; thoughts, and slots of the text of one."""
+            """Count as the recipe itself does, with the decoder's positions; thoughts, and slots of the text of one."""
             most = thoughts.number(phase.latent_slots)
             base = default.needs(problems, phase)
             if not most:
@@ -170,7 +170,10 @@ class SimCot(RecipeSettings):
                 for latents in numbers:
                     for text in texts(index, latents):
                         longest = max(longest, len(text))
-                needed.append((*sizes, most, longest))
+                # The decoder reads a thought's latents, and then each word of its text but the last.
+                positions, *base_slots = sizes
+                read = thoughts.first + thoughts.latents + longest - 1
+                needed.append((max(positions, read), *base_slots, most, longest))
             return needed
 
         def rows(draw: Draw) -> ExplainedBatch:
@@ -271,7 +274,7 @@ def _pad(
 
     Args:
         shape: S and L.
-        total: the number that the sum is divided by in the end.
+        total: the number that the sum is divided by in the end, which is the batch's count of `metrics["loss"]`.
     """
     most, slots = shape
     flat = list[Ids]()
