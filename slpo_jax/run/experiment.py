@@ -156,7 +156,7 @@ class Stage:
         # A workdir may hold an objective that today's config doesn't know.
         if self.section == RL and self.name in config.objective:
             after = config.objective[self.name].after
-        candidates = USUAL_START
+        candidates: tuple[str, ...] = USUAL_START
         if after:
             candidates = (after,)
         elif self.name in (CONTROL, IMITATE_SCRATCH[CONTROL]):
