@@ -80,7 +80,7 @@ def choose_problems(
     return chosen
 
 
-def settings_of(settings: ImitateSettings, name: str) -> ImitateSettings:
+def imitate_settings_of(settings: ImitateSettings, name: str) -> ImitateSettings:
     """Return the settings of one of the stage's runs: without latents, those of a thought have their off values."""
     if name != NO_THOUGHT:
         return settings
@@ -103,7 +103,7 @@ def plan_phases(
         UserError: there are no steps, a phase has fewer steps than its warm-up, or *no latents* can't be trained beside
             what is trained.
     """
-    config = settings_of(setup.config.imitate, name)
+    config = imitate_settings_of(setup.config.imitate, name)
     recipe = recipe_of(config, config.recipe) if name == NO_THOUGHT else setup.recipe
     phases = recipe.phases(setup.demos, setup.config.max_latents)
     if not phases:

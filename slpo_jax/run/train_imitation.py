@@ -28,9 +28,9 @@ from slpo_jax.policy.noise import Stream
 from slpo_jax.run.experiment import Experiment, Stage
 from slpo_jax.run.imitation_plan import (
     choose_problems,
+    imitate_settings_of,
     left_out,
     plan_phases,
-    settings_of,
 )
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import close_stage, note_finished, open_stage
@@ -65,7 +65,7 @@ class Plan:
     """Imitation that can be trained.
 
     Attributes:
-        settings: of this run of the stage, see `settings_of`.
+        settings: of this run of the stage, see `imitate_settings_of`.
         phases: with the latest ends that they can have.
         optimizer_configs: one for each phase.
         problems: the ones that are imitated.
@@ -91,7 +91,7 @@ def prepare(stage: Stage) -> Plan | None:
         return None
 
     # Further imitation goes on as imitation does; imitation without latents has a recipe of its own.
-    settings = settings_of(experiment.config.imitate, stage.name)
+    settings = imitate_settings_of(experiment.config.imitate, stage.name)
     recipe, phases, optimizer_configs = plan_phases(experiment, stage.name)
     problems = choose_problems(experiment, recipe, phases)
     if stage.name == CONTROL:
@@ -308,7 +308,9 @@ def train(plan: Plan) -> None:
                     # It is the phase's only stretch (`check_ends`).
                     if may_end_here and window.is_learned(settings.stage_until):
                         ends = ends | {phase.name: step}
-                        loop.end_at(loop.total - (end - step))
+                        # The next phase may take the steps that are left; after the last there is none.
+                        if number == len(optimizer_configs) - 1:
+                            loop.end_at(step)
                         end = step
                     if loop.should_save(step):
                         window.add(loop.flush())

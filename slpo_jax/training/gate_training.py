@@ -1,4 +1,8 @@
-"""The stopping gate's cold start: the first stop is supervised by correctness (paper section 4.1)."""
+"""The stopping gate's cold start: the first stop is supervised by correctness (paper section 4.1).
+
+Names of arrays end with their axes (`slpo_jax/__init__.py`): B problems, N trajectories of all of them, T latents of
+each; C candidate lengths of a trajectory, M = N*C candidates, A slots of an answer.
+"""
 
 import dataclasses
 from collections.abc import Callable

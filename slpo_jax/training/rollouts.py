@@ -1,4 +1,7 @@
-"""Rollouts of the stage `rl`: a step's batch, its trajectories and their rewards, and what is counted of them."""
+"""Rollouts of the stage `rl`: a step's batch, its trajectories and their rewards, and what is counted of them.
+
+Names of arrays end with their axes (`slpo_jax/__init__.py`): B prompts, G rollouts of each, N = B*G of all.
+"""
 
 from collections.abc import Callable, Sequence
 
