@@ -32,7 +32,6 @@ def get_config(cell: str = "simcot"):
     config.prompt.answers = "texts"
     config.prompt_slots = (2 * DEPTH + 10,)
     config.max_answer_tokens = 3
-    config.cpu_devices = 2
     config.data.chain.update(depth=DEPTH, modulus=MODULUS)
     config.data.train = "chain:train"
     config.data.valid = "chain:valid"

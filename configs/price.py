@@ -32,7 +32,6 @@ def get_config(rewards: str = "length"):
         min_latents=LATENTS,
         max_answer_tokens=3,
         prompt_slots=(12,),
-        cpu_devices=2,
     )
     config.prompt.answers = "texts"
     config.dropout.rate = 0.1

@@ -79,6 +79,7 @@ _SHORT = {
 
 _COUNTDOWN = "configs/countdown.py"
 _DEPTH = "configs/depth.py"
+_PRICE = "configs/price.py"
 _REWARDED = (
     "slpo_sum",
     "slpo",
@@ -294,9 +295,18 @@ TABLES = {
     ),
     # What latents are worth on chains, whether the gate stops in time, and what an answer costs.
     "depth": Table(
-        tuple(Run(cell, f"{_DEPTH}:{cell}", {"cpu_devices": 1}) for cell in ("none", "simcot", "cot", "coconut")),
+        tuple(Run(cell, f"{_DEPTH}:{cell}") for cell in ("none", "simcot", "cot", "coconut")),
         ("imitate", "imitate_by_steps"), (), (0, 1, 2, 3, 4, 17),
         ("acc", "latent_steps", "sequential_steps", "milliseconds"), ("acc", "latent_steps", "sequential_steps"),
+    ),
+    # Do rewards shorten thoughts that are longer than needed, and what do right answers alone do?
+    "price": Table(
+        (
+            Run("priced", _PRICE),
+            Run("unpriced", f"{_PRICE}:right", _RL, "priced"),
+        ),
+        ("cold_start", "slpo"), ("cold_start",),
+        metrics=("acc", "pass@1", "pass@8", "latent_steps"), by_set=("acc", "latent_steps"),
     ),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed?
     "ablations": Table(
