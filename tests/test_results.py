@@ -14,6 +14,7 @@ from slpo_jax.errors import UserError
 # Files with more seeds or runs of another file's table.
 PARTS = {
     "depth_again": "depth",
+    "depth_more": "depth",
     "quickstart_cot": "quickstart",
     "quickstart_four": "quickstart",
 }
