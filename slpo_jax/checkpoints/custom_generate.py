@@ -593,7 +593,12 @@ def _body_forward(self, *arguments, **named):
 
 def _cache(named: dict[str, Any]):
     """Return the cache among `forward`'s arguments, which has two names; None without one."""
-    return named.get("cache") or named.get("past_key_values")
+    for name in ("cache", "past_key_values"):
+        cache = named.get(name)
+        # An empty one counts as False.
+        if cache is not None:
+            return cache
+    return None
 
 
 def _is_filled(cache) -> bool:
@@ -603,17 +608,23 @@ def _is_filled(cache) -> bool:
 def _lacks_thought(model, named: dict[str, Any]) -> bool:
     """Tell whether a pass reads the beginning of a text, in which a thought belongs after the prompt.
 
-    In training so does one that is given embeddings or a cache: they are put before a prompt, as prompt tuning does.
+    So does one that is given embeddings, or a cache that stands for them: prompt tuning puts these before a prompt.
     """
+    if model._writes:
+        return False
+    ids = named.get("input_ids")
+    embeddings = named.get("inputs_embeds")
+    cache = _cache(named)
     training = model.base_model.training
-    inputs = named.get("input_ids")
-    if inputs is None and training:
-        inputs = named.get("inputs_embeds")
-    if inputs is None or model._writes:
-        return False
-    if _is_filled(_cache(named)) and not training:
-        return False
-    return inputs.shape[1] > 1
+    if ids is None:
+        # A thought's own latents are fed with a cache, which may be empty.
+        is_prompt = embeddings is not None and (training or cache is None)
+        return is_prompt and embeddings.shape[1] > 1
+    if _is_filled(cache) and not training:
+        # What follows a prompt has no marker; prefix tuning's prompts have.
+        marker = getattr(model.config, "latent_start_id", None)
+        return marker is not None and bool((ids == marker).any())
+    return ids.shape[1] > 1
 
 
 def _forward_with_thought(
@@ -632,7 +643,7 @@ def _forward_with_thought(
     """
     settings = model.generation_config
     embed = model.get_input_embeddings()
-    ids_BL = named.pop("input_ids")
+    ids_BL = named.pop("input_ids", None)
     if ids_BL is None or _cache(named) is not None:
         raise ValueError(
             "forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate"
@@ -651,10 +662,16 @@ def _forward_with_thought(
             "forward with a thought: no token marks the end of this model's prompts; use generate"
         )
     is_marker_BL = (ids_BL == marker) & valid_BL
-    if not (is_marker_BL.sum(dim=1) == 1).all():
+    markers_B = is_marker_BL.sum(dim=1)
+    if (markers_B == 0).any():
         raise ValueError(
-            f"forward with a thought: each row has one token {marker}, which ends its prompt; turn off what puts "
-            "several texts in a row, such as packing and padding_free"
+            f"forward with a thought: a row has no token {marker}, which ends a prompt; apply the chat template, and "
+            "give lm-eval a number as batch_size"
+        )
+    if (markers_B > 1).any():
+        raise ValueError(
+            f"forward with a thought: a row has several tokens {marker}, each of which ends a prompt; turn off what "
+            "puts several texts in a row, such as packing and padding_free"
         )
     place_B1 = is_marker_BL.int().argmax(dim=1, keepdim=True)
 

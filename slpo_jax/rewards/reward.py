@@ -229,13 +229,16 @@ class Reward:
         """Return a copy that reads as this does, and judges by another reward, on the host.
 
         Args:
-            reward: a name in `REWARDS`, or a function of what it names.
+            reward: a name in `REWARDS` or of one of its own, or a function of what it names.
         Raises:
             UserError: there is no such name, or it can't be asked.
         """
         if callable(reward):
             name = name_of(reward)
             entry = RewardEntry(reward)
+        elif reward in self.entries:
+            name = reward
+            entry = self.entries[reward]
         elif reward in REWARDS:
             name = reward
             entry = REWARDS[reward]

@@ -245,6 +245,21 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     with pytest.raises(slpo.UserError, match=r"reward: 'nothing'.*correct"):
         reasoner.evaluate(asked, reward="nothing")
 
+    # One that applies to no problem leaves all of them wrong; one that always fails is refused.
+    def inapplicable(completion):
+        return None
+
+    none = reasoner.evaluate(asked, samples=0, reward=inapplicable)
+    assert [record["correct"] for record in none.records] == [False]
+
+    def failing(completion):
+        return 1 / 0
+
+    with pytest.raises(
+        slpo.UserError, match=r"reward: failing fails on the answers of the first 1 "
+    ):
+        reasoner.evaluate(asked, samples=0, reward=failing)
+
 
 @pytest.mark.parametrize(
     ("call", "message"),

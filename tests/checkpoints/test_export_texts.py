@@ -730,7 +730,7 @@ def test_a_body_that_is_called_by_itself_thinks(exported, opened_by):
 
 
 def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(work):
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     model, tokenizer = _open(work.parent / "cold_start")
     asked = _asked(tokenizer)
     with pytest.warns(UserWarning, match="has no thought"):
@@ -738,7 +738,6 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(**asked)
-        model(inputs_embeds=model.get_input_embeddings()(asked["input_ids"]))
         model.generate(**asked)
     model.train()
     model.generate(**asked)
@@ -752,12 +751,44 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
             model(**inputs, labels=asked["input_ids"])
     assert model(**asked, labels=asked["input_ids"], allow_plain_forward=True).loss > 0
     model.config.think_in_forward = True
-    with pytest.raises(ValueError, match="forward with a thought"):
-        model(**text)
+    twice = {"input_ids": torch.cat([asked["input_ids"], asked["input_ids"]], dim=1)}
+    none, several = "apply the chat template", "packing"
+    if not hasattr(model.config, "latent_start_id"):
+        none = several = "no token marks the end"
+    for inputs, said in ((text, none), (twice, several)):
+        with pytest.raises(ValueError, match=f"forward with a thought: .*{said}"):
+            model(**inputs)
     untouched = AutoModelForCausalLM.from_pretrained(work.parent / "cold_start")
     assert type(untouched).__module__.startswith("transformers.")
     assert type(model).__name__ == type(untouched).__name__
     np.testing.assert_array_equal(plain.detach(), untouched(**asked).logits.detach())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("tuning", ["prompt", "prefix"])
+def test_what_prompt_tuning_puts_before_a_prompt_leaves_no_place_for_a_thought(
+    work, tuning, training
+):
+    """Of a model that thinks in `forward` it is an error, of another a warning or, in training, an error too."""
+    peft = pytest.importorskip("peft")
+    kinds = {"prompt": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}
+    model, tokenizer = _open(work.parent / "cold_start")
+    asked = _asked(tokenizer)
+    tuned = peft.get_peft_model(
+        model, kinds[tuning](num_virtual_tokens=2, task_type="CAUSAL_LM")
+    )
+    tuned.train(training)
+    if training:
+        with pytest.raises(ValueError, match="has no thought"):
+            tuned(**asked)
+    elif tuning == "prompt" or hasattr(model.config, "latent_start_id"):
+        with pytest.warns(UserWarning, match="has no thought"):
+            tuned(**asked)
+    else:
+        pytest.skip("without a marker a prompt after a prefix looks like any next word")
+    model.config.think_in_forward = True
+    with pytest.raises(ValueError, match="takes input_ids, and no cache or inputs_em"):
+        tuned(**asked)
 
 
 @pytest.mark.parametrize("trusted", [True, False])
