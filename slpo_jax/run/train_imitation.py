@@ -160,7 +160,7 @@ def begin(plan: Plan) -> tuple[TrainState, tuple[str, ...], dict[str, Any]]:
                 f"config.imitate.recipe: {recipe.name} would overwrite the part {min(clashes)}; rename the recipe's own"
             )
     trained = tuple(new_parts)
-    if not recipe.alone:
+    if not recipe.trains_only_these:
         trained = (*experiment.trained_by(IMITATE, params), *new_parts)
 
     # The optimizer's state is laid out for the phase that the newest checkpoint is in, or at the end of. Phases that

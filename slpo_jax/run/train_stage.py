@@ -228,18 +228,18 @@ def close_stage(
     loop: StageLoop,
     state: TrainState,
     extra: Mapping[str, Any] | None = None,
-    leave: Callable[[Stage, TrainState], None] | None = None,
+    finalize: Callable[[Stage, TrainState], None] | None = None,
 ) -> None:
     """Save the last state, and note that the stage is finished.
 
     Args:
         extra: what is saved beside it.
-        leave: makes of that checkpoint what others are to find.
+        finalize: turns that checkpoint into the one that later stages read.
     """
     loop.finish(state, extra)
     _warn_of_equal_rewards(stage)
-    if leave:
-        leave(stage, state)
+    if finalize:
+        finalize(stage, state)
     note_finished(stage, int(state.step))
 
 

@@ -316,13 +316,13 @@ class StageLoop:
             self._give_up(step, batch)
         if not skipped:  # what changed nothing is counted, and no mean is of it
             self._means.add(metrics)
-        learned_from = {} if skipped else metrics
+        valid_metrics = {} if skipped else metrics
 
         # Most steps have no row of their own.
         has_row = step % self.log_every == 0 or step >= self.total
         if not has_row:
             self._progress.update(step)
-            return learned_from
+            return valid_metrics
 
         # A row has means over the steps since the last one.
         timed = self._row_of_clock(step)
@@ -341,7 +341,7 @@ class StageLoop:
             if name in scalars:
                 shown[name] = f"{scalars[name]:.3g}"
         self._progress.update(step, shown)
-        return learned_from
+        return valid_metrics
 
     def _give_up(self, step: int, batch: Any) -> None:
         """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""

@@ -174,6 +174,7 @@ def _update(
     changes, new_state = optimizer.update(grads, opt_state, part)
     changed = optax.apply_updates(part, changes)
     new_part = _where(finite, changed, part)
+    # On a CPU this updates the moments in place, for less memory.
     new_state = xla_cpu.recompute_after(
         new_part,
         finite,

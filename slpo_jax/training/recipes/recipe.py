@@ -235,7 +235,7 @@ class Recipe:
         usable: (problems, max_tokens) -> indices of those that are imitated.
         fewest_steps: (phases) -> how many steps a problem has to have for one to be written; 0 where none has to be.
         init: (key, policy, params) -> parts of its own that it trains (an auxiliary decoder, adapters); None: none.
-        alone: whether these are all that it trains.
+        trains_only_these: whether these are all that it trains.
         finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
         keeps: the parts of `parts.CARRIED` that are not dropped.
         name: in `RECIPES`.
@@ -248,7 +248,7 @@ class Recipe:
     usable: Callable[[EncodedProblems, int], list[int]] = usable
     fewest_steps: Callable[[list[Phase]], int] = lambda phases: 1
     init: Callable[[jax.Array, Policy, Params], Params] | None = None
-    alone: bool = False
+    trains_only_these: bool = False
     finish: Callable[[Params], Params] = dict
     keeps: tuple[str, ...] = ()
     name: str = ""
@@ -390,4 +390,6 @@ def with_lora(
     def finish(params):
         return recipe.finish(merge(params))
 
-    return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)
+    return dataclasses.replace(
+        recipe, init=init, trains_only_these=True, loss=loss, finish=finish
+    )
