@@ -4,6 +4,7 @@ Numbers keep the text that was written, which 64 bits may round: in JSON, CSV, a
 """
 
 import csv
+import datetime
 import gzip
 import io
 import json
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 Rows = Iterator[tuple[str, Any]]
 _TABLE_METHODS = ("to_arrow", "to_pylist", "to_dict")
-_FLOATING = re.compile("float|double")  # in the name of a type of arrow
+_TIMES = (datetime.date, datetime.time, datetime.timedelta)  # a datetime is a date
+# In the names of arrow's types whose values are converted.
+_CONVERTED = re.compile("float|double|date|time|duration")
 
 
 def _read_json(path: Path) -> Rows:
@@ -146,13 +149,13 @@ def _arrow_values(column: Any) -> list[Any]:
     """Return the values of an array or a column of arrow."""
     values = column.to_pylist()
     kind = column.type
-    if not _FLOATING.search(str(kind)):
+    if not _CONVERTED.search(str(kind)):
         return values
     return [_shortest(value, kind) for value in values]
 
 
 def _shortest(value: Any, kind: Any) -> Any:
-    """Convert a value of arrow: each floating-point number to its shortest decimal, and NaN to None."""
+    """Convert a value of arrow: each floating-point number to its shortest decimal, NaN to None, a date to a text."""
     from pyarrow import types
 
     if value is None:
@@ -169,6 +172,8 @@ def _shortest(value: Any, kind: Any) -> Any:
         return inner
     if isinstance(value, list) and not types.is_map(kind):
         return [_shortest(item, kind.value_type) for item in value]
+    if isinstance(value, _TIMES):
+        return str(value)
     return value
 
 
@@ -310,7 +315,7 @@ def _pandas_values(column: Any) -> Iterable[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to what a file's record has: shortest texts of numbers, lists of arrays, None for nothing."""
+    """Convert a value to what a JSON file's record has: shortest texts of numbers, lists of arrays, texts of dates."""
     if isinstance(value, str | bool | None):
         return value
     if isinstance(value, Problem):
@@ -320,7 +325,7 @@ def _plain(value: Any) -> Any:
         record.columns = value.columns
         return record
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if hasattr(value, "to_pylist"):  # of pyarrow
@@ -346,6 +351,8 @@ def _plain(value: Any) -> Any:
         return _decimal(value)
     if str(value) in ("<NA>", "NaT"):  # of pandas
         return None
+    if isinstance(value, _TIMES):
+        return str(value)
     return value
 
 

@@ -1,5 +1,6 @@
 """Records in the layouts that are published and usual, against problems written out by hand."""
 
+import datetime
 import json
 from decimal import Decimal
 
@@ -505,3 +506,37 @@ def test_what_json_lacks_is_not_written_as_a_text(value):
         UserError, match=r"of type (set|frozenset|bytes), which JSON lacks; give a list"
     ):
         records_text([record])
+
+
+@pytest.mark.parametrize("kind", ["records", "pandas", "arrow", "parquet", "file"])
+def test_dates_are_the_same_texts_however_records_come(kind, tmp_path):
+    """As a reward gets them in training, which writes records to a file, and in evaluation, which doesn't."""
+    moment = datetime.datetime(2024, 2, 29, 12, 30)
+    record = {
+        "question": "?",
+        "answer": "1",
+        "day": moment.date(),
+        "moment": moment,
+        "more": {"noon": datetime.time(12)},
+    }
+    given = {
+        "records": lambda: [record],
+        "pandas": lambda: pandas.DataFrame([record]),
+        "arrow": lambda: pa.Table.from_pylist([record]),
+        "parquet": lambda: _written(tmp_path / "dates.parquet", [record]),
+        "file": lambda: _written(tmp_path / "dates.jsonl", [record]),
+    }[kind]()
+    (problem,) = load_problems(given, columns=("day", "moment", "more"))
+    assert problem.columns == {
+        "day": "2024-02-29",
+        "moment": "2024-02-29 12:30:00",
+        "more": {"noon": "12:00:00"},
+    }
+
+
+def _written(path, records):
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_text(records_text(records))
+    return str(path)
