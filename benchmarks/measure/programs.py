@@ -77,7 +77,7 @@ def imitation(setup: Setup, number: int = -1) -> list[Program]:
     policy = setup.policy.with_config(
         max_latents=phase.latent_slots, dropout_rate=config.dropout
     )
-    trained = () if recipe.alone else setup.trained_by(IMITATE, params)
+    trained = () if recipe.trains_only_these else setup.trained_by(IMITATE, params)
     if recipe.init:
         own = jax.eval_shape(
             lambda params: recipe.init(jax.random.key(0), policy, params), params
