@@ -617,8 +617,10 @@ def _lacks_thought(model, named: dict[str, Any]) -> bool:
     cache = _cache(named)
     training = model.base_model.training
     if ids is None:
+        if embeddings is None:
+            return False
         # A thought's own latents are fed with a cache, which may be empty.
-        is_prompt = embeddings is not None and (training or cache is None)
+        is_prompt = training or cache is None
         return is_prompt and embeddings.shape[1] > 1
     if _is_filled(cache) and not training:
         # What follows a prompt has no marker; prefix tuning's prompts have.
