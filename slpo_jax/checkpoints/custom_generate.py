@@ -650,7 +650,8 @@ def _forward_with_thought(
         raise ValueError(
             "forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate"
         )
-    for name in ("position_ids", "use_cache", "inputs_embeds"):
+    positions_BL = named.pop("position_ids", None)
+    for name in ("use_cache", "inputs_embeds"):
         named.pop(name, None)
     mask_BL = named.pop("attention_mask", None)
     valid_BL = (
@@ -664,21 +665,30 @@ def _forward_with_thought(
             "forward with a thought: no token marks the end of this model's prompts; use generate"
         )
     is_marker_BL = (ids_BL == marker) & valid_BL
-    markers_B = is_marker_BL.sum(dim=1)
-    if (markers_B == 0).any():
+    if not is_marker_BL.any(dim=1).all():
         raise ValueError(
             f"forward with a thought: a row has no token {marker}, which ends a prompt; apply the chat template, and "
             "give lm-eval a number as batch_size"
         )
-    if (markers_B > 1).any():
-        raise ValueError(
-            f"forward with a thought: a row has several tokens {marker}, each of which ends a prompt; turn off what "
-            "puts several texts in a row, such as packing and padding_free"
-        )
     place_B1 = is_marker_BL.int().argmax(dim=1, keepdim=True)
 
-    # Think, of prompts that end together.
+    # A sampled answer may have the marker too; only one that comes after the answer's end is of another prompt.
+    eos = settings.eos_token_id
+    eos_ids_E = ids_BL.new_tensor([eos] if isinstance(eos, int) else eos or [])
     slots_L = torch.arange(ids_BL.shape[1], device=ids_BL.device)
+    ends_BL = torch.isin(ids_BL, eos_ids_E) & valid_BL & (slots_L > place_B1)
+    after_end_BL = ends_BL.cumsum(dim=1) > 0
+    has_several = (is_marker_BL & after_end_BL).any()
+    if positions_BL is not None:
+        begins_again_BL = (positions_BL.diff(dim=1) < 0) & valid_BL[:, :-1]
+        has_several |= begins_again_BL.any()
+    if has_several:
+        raise ValueError(
+            "forward with a thought: a row has several prompts; turn off what puts several texts in a row, such as "
+            "packing and padding_free"
+        )
+
+    # Think, of prompts that end together.
     if latents_BTD is None:
         length = int(place_B1.max()) + 1
         from_BP = place_B1 - length + 1 + slots_L[:length]

@@ -14,6 +14,7 @@ import pickle
 import resource
 import signal
 import sys
+import types
 from multiprocessing.connection import Connection
 
 
@@ -26,6 +27,7 @@ def main(pipe: Connection, processor: float) -> None:
     except BaseException as error:  # it imports whatever the function names
         pipe.send(in_words(error))
         return
+    keep_module(function)
     pipe.send("")
     while True:
         try:
@@ -41,6 +43,20 @@ def main(pipe: Connection, processor: float) -> None:
             answer = pickle.dumps((False, in_words(error)))
         signal.setitimer(signal.ITIMER_PROF, 0)
         pipe.send_bytes(answer)
+
+
+def keep_module(function: object) -> None:
+    """Have the module of a function that came with its code be what the function sees.
+
+    A pool that the function opens sends functions by name, and they have to be those of the module of that name.
+    """
+    namespace = getattr(function, "__globals__", None)
+    name = getattr(function, "__module__", None)
+    if namespace is None or name is None or name in sys.modules:
+        return
+    module = types.ModuleType(name)
+    module.__dict__.update(namespace)
+    sys.modules[name] = module
 
 
 def in_words(error: BaseException) -> str:

@@ -148,8 +148,8 @@ class StageLoop:
         self._progress = Progress(name, total, start)
         self._means = Means(sums or {})
         self._tokens = tokens
-        # The step whose metrics nobody has read yet.
-        self._pending: tuple[int, dict[str, Any], Any] | None = None
+        # The step whose metrics nobody has read yet: the arguments of `_report`.
+        self._pending: tuple[int, dict[str, Any], Any, Any, Any] | None = None
 
         # The clock, which stands still in `pause`.
         self._clock = _now()
@@ -198,12 +198,11 @@ class StageLoop:
         Raises:
             UserError: too many consecutive steps without a finite loss and gradient.
         """
-        # By the same clock as the step's own seconds, of which it is a part.
+        # A step in which the host judges is over now but for its update. Others are over when their metrics are read.
         judging = metrics.pop("verifier_seconds", None)
-        if judging is not None:
-            self._verifier_seconds = (self._verifier_seconds or 0.0) + judging
+        end = _now() if judging is not None else None
         before = self.flush()
-        self._pending = (step, metrics, batch)
+        self._pending = (step, metrics, batch, judging, end)
         return before
 
     def flush(self) -> dict[str, Any]:
@@ -288,9 +287,12 @@ class StageLoop:
             totals.append(total)
         return sum(totals)
 
-    def _row_of_clock(self, step: int) -> dict[str, float]:
-        """Return the clock's part of a row, without compilation, validation and what was before this command."""
-        now = _now()
+    def _row_of_clock(self, step: int, now: float) -> dict[str, float]:
+        """Return the clock's part of a row, without compilation, validation and what was before this command.
+
+        Args:
+            now: when the step was over.
+        """
         tokens = self._count_generated() - self._clock_tokens
         seconds = max(self._seconds + now - self._clock, 1e-9)
         steps = step - self._clock_step
@@ -308,9 +310,23 @@ class StageLoop:
             metrics["tokens_per_second"] = tokens / seconds
         return metrics
 
-    def _report(self, step: int, metrics: dict[str, Any], batch: Any) -> dict[str, Any]:
-        """Read a step's metrics, and write a row where one is due; {} of a step that changed nothing."""
+    def _report(
+        self,
+        step: int,
+        metrics: dict[str, Any],
+        batch: Any,
+        judging: float | None,
+        end: float | None,
+    ) -> dict[str, Any]:
+        """Read a step's metrics, and write a row where one is due; {} of a step that changed nothing.
+
+        Args:
+            judging: seconds that verifiers on the host took, by the same clock as the step's, of which they are a part.
+            end: when the step was over; None: now.
+        """
         metrics = jax.device_get(metrics)
+        if judging is not None:
+            self._verifier_seconds = (self._verifier_seconds or 0.0) + judging
         skipped = int(metrics.get("skipped_in_a_row", 0))
         if skipped >= self.max_skipped:
             self._give_up(step, batch)
@@ -325,7 +341,7 @@ class StageLoop:
             return valid_metrics
 
         # A row has means over the steps since the last one.
-        timed = self._row_of_clock(step)
+        timed = self._row_of_clock(step, _now() if end is None else end)
         scalars = self._means.take() | timed
         if metrics.get("skipped_steps", 0):  # else a column of zeros in every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])

@@ -460,12 +460,13 @@ class Means:
             self.sums[name] = [total, count_before + count]
 
     def take(self) -> dict[str, float]:
-        """Return the means, 0 over nothing; then begin anew."""
+        """Return the means, without those over nothing; then begin anew."""
         sums = self.sums
         self.sums = {}
         means: dict[str, float] = {}
         for name, (total, count) in sums.items():
-            means[name] = total / count if count else 0.0
+            if count:
+                means[name] = total / count
         return means
 
 

@@ -751,13 +751,34 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
             model(**inputs, labels=asked["input_ids"])
     assert model(**asked, labels=asked["input_ids"], allow_plain_forward=True).loss > 0
     model.config.think_in_forward = True
-    twice = {"input_ids": torch.cat([asked["input_ids"], asked["input_ids"]], dim=1)}
+    longest = asked["attention_mask"].sum(dim=1).argmax()
+    ids_1L = asked["input_ids"][longest][None]
+    end_11 = torch.tensor([[tokenizer.eos_token_id]])
+    positions_1L = torch.arange(ids_1L.shape[1])[None]
+    ended = {"input_ids": torch.cat([ids_1L, end_11, ids_1L], dim=1)}
+    numbered = {
+        "input_ids": torch.cat([ids_1L, ids_1L], dim=1),
+        "position_ids": torch.cat([positions_1L, positions_1L], dim=1),
+    }
     none, several = "apply the chat template", "packing"
-    if not hasattr(model.config, "latent_start_id"):
+    has_marker = hasattr(model.config, "latent_start_id")
+    if not has_marker:
         none = several = "no token marks the end"
-    for inputs, said in ((text, none), (twice, several)):
+    for inputs, said in ((text, none), (ended, several), (numbered, several)):
         with pytest.raises(ValueError, match=f"forward with a thought: .*{said}"):
             model(**inputs)
+
+    # A marker that an answer has is one of its tokens.
+    if has_marker:
+        marker_11 = torch.full((1, 1), model.config.latent_start_id)
+        answered = torch.cat([ids_1L, ids_1L[:, :2], marker_11, ids_1L[:, :1]], dim=1)
+        logits_1L = model.eval()(input_ids=answered).logits
+        before_1L = model(input_ids=answered[:, :-2]).logits
+        assert logits_1L.shape[1] == answered.shape[1]
+        np.testing.assert_allclose(
+            logits_1L[:, :-2].detach(), before_1L.detach(), atol=1e-5
+        )
+        model.train()
     untouched = AutoModelForCausalLM.from_pretrained(work.parent / "cold_start")
     assert type(untouched).__module__.startswith("transformers.")
     assert type(model).__name__ == type(untouched).__name__

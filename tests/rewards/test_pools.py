@@ -47,6 +47,16 @@ from slpo_jax.config.registry import read_registrations
 read_registrations(sys.argv[1] + "/slow.py")
 print(sys.modules["slpo_jax_slow"].pooled(["a", "bb"]))
 """
+SPAWNED_BY_A_PROCESS = """
+import sys
+from slpo_jax.config.registry import read_registrations
+from slpo_jax.rewards.processes import Processes
+
+read_registrations(sys.argv[1] + "/slow.py")
+processes = Processes(sys.modules["slpo_jax_slow"].pooled, 1)
+(answer,) = processes.ask([{"completions": ["a", "bb"]}])
+print(answer)
+"""
 OWN = """
 import multiprocessing
 from beside import length
@@ -82,8 +92,9 @@ def test_a_signal_that_comes_before_a_forked_process_has_begun_is_obeyed(tmp_pat
 
 
 @pytest.mark.slow
-def test_processes_that_are_spawned_import_a_user_s_file(tmp_path):
-    """By the name that it has here, and with what lies beside it."""
+@pytest.mark.parametrize("program", [SPAWNED, SPAWNED_BY_A_PROCESS])
+def test_processes_that_are_spawned_import_a_user_s_file(tmp_path, program):
+    """By the name that it has here, and with what lies beside it; also by a process in which a reward is asked."""
     (tmp_path / "slow.py").write_text(OWN)
     (tmp_path / "beside.py").write_text("length = len\n")
-    assert _said(SPAWNED, tmp_path) == "[1, 2]"
+    assert _said(program, tmp_path) == "[1, 2]"

@@ -194,17 +194,34 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
 
 
 def test_a_verifier_takes_a_part_of_its_steps(tmp_path):
-    """In every row, the last one too, whose steps are over before the row before it is written."""
+    """Each row has its own steps' seconds, also the last one, whose steps are over before the row before is written."""
     run, state, _ = _begun(tmp_path, 3, 1, 9)
 
-    def metrics_of(_):
-        time.sleep(0.05)
-        return {"loss": jnp.float32(1.0), "verifier_seconds": 0.05}
+    def metrics_of(number):
+        seconds = 0.1 * (1 + number)
+        time.sleep(seconds)
+        return {"loss": jnp.float32(1.0), "verifier_seconds": seconds}
 
     run.finish(run.advance(state, _step(metrics_of), lambda step: step, 3))
     rows = rows_of(tmp_path, timing=True)
-    assert all(row["verifier_seconds"] <= row["seconds"] for row in rows)
-    assert sum(row["verifier_seconds"] for row in rows) == pytest.approx(0.15, rel=0.2)
+    for row, seconds in zip(rows, (0.1, 0.2, 0.3), strict=True):
+        assert row["verifier_seconds"] == pytest.approx(seconds, abs=0.02)
+        assert seconds - 0.02 < row["seconds"] < seconds + 0.09
+
+
+def test_a_mean_over_nothing_is_no_figure(tmp_path):
+    """Such as the reward of a row of steps in which all completions are masked."""
+    run, state, _ = _begun(tmp_path, 4, 2, 9)
+
+    def metrics_of(number):
+        counts = {"loss": 2.0, "reward": 8.0 if number > 1 else 0.0}
+        reward = 0.5 if number > 1 else 0.0
+        return {"loss": jnp.float32(1.0), "reward": reward, "counts": counts}
+
+    run.finish(run.advance(state, _step(metrics_of), lambda step: step, 4))
+    masked, judged = rows_of(tmp_path)
+    assert "reward" not in masked
+    assert judged["reward"] == 0.5
 
 
 def test_a_verifier_takes_no_more_than_its_steps(tmp_path):
