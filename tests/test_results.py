@@ -16,6 +16,7 @@ PARTS = {
     "depth_again": "depth",
     "depth_more": "depth",
     "quickstart_cot": "quickstart",
+    "quickstart_cot_more": "quickstart",
     "quickstart_four": "quickstart",
 }
 
