@@ -198,7 +198,7 @@ def test_its_stored_outputs_are_its_code_s():
     )
     assert all(cell.execution_count is None for cell in code)
     *_, loaded, accuracy, curve, thought = code
-    assert "latents" in _text(loaded)
+    assert "stops by length 4" in _text(loaded)
     assert re.match(
         r"Acc     \d+\.\d (± \d+\.\d|\[.*\]) on 300 problems\n", _text(accuracy)
     )
