@@ -680,7 +680,9 @@ def _forward_with_thought(
     after_end_BL = ends_BL.cumsum(dim=1) > 0
     has_several = (is_marker_BL & after_end_BL).any()
     if positions_BL is not None:
-        begins_again_BL = (positions_BL.diff(dim=1) < 0) & valid_BL[:, :-1]
+        # Padding has positions of any kind.
+        both_valid_BL = valid_BL[:, :-1] & valid_BL[:, 1:]
+        begins_again_BL = (positions_BL.diff(dim=1) < 0) & both_valid_BL
         has_several |= begins_again_BL.any()
     if has_several:
         raise ValueError(

@@ -775,6 +775,17 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
         logits_1L = model.eval()(input_ids=answered).logits
         before_1L = model(input_ids=answered[:, :-2]).logits
         assert logits_1L.shape[1] == answered.shape[1]
+
+        # Padding on the right, whose positions begin again, is no second prompt.
+        mask = torch.tensor([[1] * answered.shape[1] + [0]])
+        padded = {
+            "input_ids": torch.cat([answered, end_11], dim=1),
+            "attention_mask": mask,
+            "position_ids": (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 1),
+        }
+        np.testing.assert_allclose(
+            model(**padded).logits[:, :-1].detach(), logits_1L.detach(), atol=1e-5
+        )
         np.testing.assert_allclose(
             logits_1L[:, :-2].detach(), before_1L.detach(), atol=1e-5
         )

@@ -77,6 +77,7 @@ def _run(workdir, config=None):
 def whole(record, tmp_path_factory):
     """What a run leaves that nobody interrupted."""
     workdir = tmp_path_factory.mktemp("whole")
+    record.update(at=None, learns=False)  # before `fake`, which is of each test
     _run(workdir)
     return workdir
 
