@@ -9,11 +9,14 @@ Section = Literal["imitate", "cold_start", "best_of_n", "rl", "latent_rm", "eval
 SECTIONS: tuple[Section, ...] = get_args(Section)
 """What `config.stages` may hold, in this order: sections of the config. `run/run_stages.py` has the file of each."""
 
-IMITATE, COLD_START, BEST_OF_N, RL, LATENT_RM, EVALUATE = SECTIONS
+IMITATE: Section = "imitate"
+COLD_START: Section = "cold_start"
+BEST_OF_N: Section = "best_of_n"
+RL: Section = "rl"
+LATENT_RM: Section = "latent_rm"
+EVALUATE: Section = "evaluate"
+
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
-USUAL_START = COLD_START, IMITATE
-REASONER_STAGES = IMITATE, COLD_START, BEST_OF_N, RL
-"""Sections that train a reasoner, in order."""
 CONTROL = "imitate_control"
 NO_THOUGHT = "imitate_no_thought"
 IMITATE_SCRATCH = {IMITATE: "imitate_adapter", CONTROL: "imitate_control_adapter"}
@@ -27,33 +30,50 @@ class About:
     Attributes:
         stream: the number of its noise, which never changes, or runs that go on would draw other noise. A new section
             has the next one.
+        starts_from: the sections that it may start from: the first that is trained, else `config.init`.
+        trains_reasoner: whether its checkpoint is a reasoner; its section then has `steps`, `batch_size`,
+            `micro_batches` and `optimizer`.
+        validates: whether it validates every `evaluate_every` steps, and keeps the parameters that were best.
         row: label and meaning of its row in the report; None: `run/experiment.py` has more to say.
     """
 
     stream: int
+    starts_from: tuple[Section, ...] = (COLD_START, IMITATE)
+    trains_reasoner: bool = False
+    validates: bool = False
     row: tuple[str, str] | None = None
 
 
 ABOUT: dict[Section, About] = {
-    "imitate": About(0),
-    "cold_start": About(
+    # Imitation validates in its own way, by phases.
+    IMITATE: About(0, starts_from=(), trains_reasoner=True),
+    COLD_START: About(
         1,
+        starts_from=(IMITATE,),
+        trains_reasoner=True,
+        validates=True,
         row=(
             "cold gate",
             "Imitation's reasoner with the trained gate: where the objectives start.",
         ),
     ),
-    "best_of_n": About(
+    BEST_OF_N: About(
         5,
+        trains_reasoner=True,
         row=(
             "best of N",
             "Imitation of the best right one among N samples of where it started, chosen by a scorer.",
         ),
     ),
-    "rl": About(2),
-    "latent_rm": About(4),
-    "evaluate": About(3),
+    RL: About(2, trains_reasoner=True, validates=True),
+    LATENT_RM: About(4, validates=True),
+    EVALUATE: About(3),
 }
+REASONER_STAGES = tuple(
+    section for section in SECTIONS if ABOUT[section].trains_reasoner
+)
+"""Sections that train a reasoner, in order."""
+
 # Checkpoints of imitation beside its own one.
 _PARTS = {
     CONTROL,

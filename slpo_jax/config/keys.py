@@ -6,6 +6,7 @@ from typing import Any
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import values
 from slpo_jax.io.files import as_json, flatten
+from slpo_jax.stages import EVALUATE, SECTIONS
 
 MODEL = ("reasoner", "tokenizer", "model", "gate.hidden")
 """What the parameters are: their shapes and their meaning. `NOT_THE_MODEL` are the exceptions."""
@@ -19,10 +20,10 @@ ROLLOUTS = (
 """How a policy thinks and answers, both in training and in evaluation."""
 
 CHANGES_NOTHING = (
-    "model.remat", "model.scan_layers", "imitate.micro_batches", "cold_start.micro_batches", "best_of_n.micro_batches",
-    "rl.micro_batches", "rl.capacities", "latent_rm.micro_batches", "reward_processes", "reward_seconds",
-    "evaluate.batch_size", "evaluate.prompt_multiple", "evaluate.probed", "trackers", "log_every", "checkpoint_every",
-    "max_skipped_steps", "stuck_after", "cpu_devices", "sharding",
+    *(f"{section}.micro_batches" for section in SECTIONS if section != EVALUATE),
+    "model.remat", "model.scan_layers", "rl.capacities", "reward_processes", "reward_seconds", "evaluate.batch_size",
+    "evaluate.prompt_multiple", "evaluate.probed", "trackers", "log_every", "checkpoint_every", "max_skipped_steps",
+    "stuck_after", "cpu_devices", "sharding",
 )  # fmt: skip
 """Speed, memory, and places on the disk."""
 

@@ -21,7 +21,6 @@ from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.runtime import hosts
 from slpo_jax.stages import (
     ABOUT,
-    COLD_START,
     CONTROL,
     EVALUATE,
     IMITATE,
@@ -29,7 +28,6 @@ from slpo_jax.stages import (
     LATENT_RM,
     NO_THOUGHT,
     RL,
-    USUAL_START,
     Section,
     section_of,
     wanted_stages,
@@ -136,17 +134,17 @@ class Stage:
     @functools.cached_property
     def validated_every(self) -> int:
         """Steps between validations, the best of which leaves its parameters; 0: none, and the last step's stay."""
-        can_validate = self.section in (COLD_START, RL)
-        if self.section == LATENT_RM:
-            can_validate = bool(self.experiment.config.data.valid)
+        can_validate = ABOUT[self.section].validates
+        if self.section == LATENT_RM and not self.experiment.config.data.valid:
+            can_validate = False
         return self.settings.evaluate_every if can_validate else 0
 
     @functools.cached_property
     def start(self) -> "Stage":
         """The stage that it starts from, of those that are finished or about to be; `config.init` where none is.
 
-        Imitation starts from `config.init`; further imitation and the cold start start from imitation. All others
-        start from the cold start, else from imitation, and an objective with `after` from the objective named there.
+        Where a section may start is in `stages.ABOUT`. Further imitation starts from imitation, and an objective with
+        `after` from the objective named there.
 
         Raises:
             UserError: that one is neither there nor about to be.
@@ -156,14 +154,10 @@ class Stage:
         # A workdir may hold an objective that today's config doesn't know.
         if self.section == RL and self.name in config.objective:
             after = config.objective[self.name].after
-        candidates: tuple[str, ...] = USUAL_START
+        candidates: tuple[str, ...] = ABOUT[self.section].starts_from
         if after:
             candidates = (after,)
         elif self.name in (CONTROL, IMITATE_SCRATCH[CONTROL]):
-            candidates = (IMITATE,)
-        elif self.section == IMITATE:
-            candidates = ()
-        elif self.section == COLD_START:
             candidates = (IMITATE,)
         for name in candidates:
             stage = self.experiment.stage(name)
