@@ -543,7 +543,7 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
             Hugging Face directory or hub id, or a file.
         threshold: of the gate; None is the one chosen in the run, or 0.5.
         latents: a fixed number instead of the gate; None is the gate's, or the run's.
-        max_answer_tokens: None is the run's maximum of new tokens.
+        max_answer_tokens: None is the run's maximum number of new tokens.
         reasoner: architecture and backbone, such as coconut_gpt2; "" is the checkpoint's own.
         base: the base model's directory or hub id, for a file without config and tokenizer.
         tokenizer: a directory or hub id; "" is the checkpoint's or the base's.

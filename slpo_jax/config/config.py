@@ -105,7 +105,7 @@ class Config:
         max_latents: T, the most latents of a thought; 0 is explicit text alone.
         min_latents: T_min, the least of the cold start's candidate lengths.
         prompt_slots: P: length buckets of prompts, one compiled program each.
-        max_answer_tokens: A, the maximum of new tokens, the end-of-sequence token included.
+        max_answer_tokens: A, the maximum number of new tokens, the end-of-sequence token included.
         dropout: of rollouts and scoring.
         latent_policy: the law of a step of thought.
         data: the problems to train and to evaluate on.

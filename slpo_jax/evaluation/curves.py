@@ -49,7 +49,7 @@ SHARED = {
     "mixed": "Share of prompts whose rewards differ: only these have a gradient.",
     "latent_steps": "Mean number of latents of the training rollouts.",
     "answer_tokens": "Mean number of tokens that the training rollouts write.",
-    "cut": "Share of training rollouts without an end within the maximum of new tokens.",
+    "cut": "Share of training rollouts without an end within the maximum number of new tokens.",
     "tokens_per_second": "Latents and answer tokens rolled out per second of training.",
     "groups_drawn": "Prompts that were rolled out for a step (`config.rl.dynamic_batches`).",
     "groups_kept": "Those among them whose rewards differ, which the step learned from.",

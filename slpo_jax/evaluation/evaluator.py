@@ -46,7 +46,7 @@ class EvaluateConfig:
         temperature: temperature of the answers in these rollouts, which are greedy in Acc; 0 is greedy here too.
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
-        max_answer_tokens: A, the maximum of new tokens; None is config.max_answer_tokens.
+        max_answer_tokens: A, the maximum number of new tokens; None is config.max_answer_tokens.
         scorers: the report has best-of-k and score-weighted votes by each.
         reward_model: model of the scorer latent_rm: WORKDIR/checkpoints/latent_rm of another run, or one in its
             authors' layout, a directory, file or hub id; "" is this run's.

@@ -334,7 +334,7 @@ METRICS = {
     ),
     "cut": Metric(
         "truncated",
-        "Share of greedy rollouts that do not end within the maximum of new tokens, and are therefore wrong.",
+        "Share of greedy rollouts that do not end within the maximum number of new tokens, and are therefore wrong.",
         lambda records: records.cut,
         paired=False,
     ),

@@ -23,7 +23,7 @@ def make_rollout_and_loss(
 
     Metrics, each as (sum, count): `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts
     as right), `mixed` (prompts whose rewards differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end
-    within the maximum of new tokens), the objective's own, and where `answer_log_likelihood` is one of these,
+    within the maximum number of new tokens), the objective's own, and where `answer_log_likelihood` is one of these,
     `answer_entropy` in nats a token.
     """
     rollout_loss = make_rollout_loss(policy, objective)
