@@ -417,6 +417,9 @@ def test_what_else_is_asked_of_the_same_rollouts_is_evaluated_anew(
         ({"evaluate.scorers": ("latent_rm",)}, 1.0), ({"evaluate.scorers": ("latent_rm",)}, 2.0),
         ({"evaluate.beams": 2}, 2.0), ({"evaluate.beams": 3}, 2.0), ({"evaluate.beams": 3}, 4.0),
         ({"evaluate.beams": 3, "evaluate.candidates": 5}, 4.0),
+        # A search has its seeds even where there are no samples.
+        ({"evaluate.beams": 3, "evaluate.samples": 0, "evaluate.seeds": 1}, 4.0),
+        ({"evaluate.beams": 3, "evaluate.samples": 0, "evaluate.seeds": 2}, 4.0),
     ):  # fmt: skip
         value[0] = model
         assert finished.evaluate(monkeypatch, **changes) == EVERYTHING, (changes, model)
