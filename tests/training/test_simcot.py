@@ -183,6 +183,28 @@ def test_a_stage_s_thoughts_say_the_steps_that_they_replace(case):
     assert said == [[LONG[0]], [LONG[0], LONG[1]], SAID["curriculum"][3]]
 
 
+@pytest.mark.parametrize("case", ["curriculum"], indirect=True)
+@pytest.mark.parametrize(
+    ("final_latents", "stages"),
+    [("published", 2), ("published", 6), ("steps", 2), ("steps", 6), ("random", 6)],
+)
+def test_texts_have_as_many_slots_as_some_row_needs(case, final_latents, stages):
+    """Not those of a number of latents that no problem has: the decoder would read padding alone."""
+    settings = dataclasses.replace(
+        case.settings,
+        recipe="simcot",
+        c_thought=1,
+        max_latent_stage=stages,
+        final_latents=final_latents,
+    )
+    recipe = recipe_of(settings, case.name)
+    (phase,) = recipe.phases(case.problems, stages)
+    slots = recipe.slots(case.problems, phase)
+    batch = recipe.batch(case.problems, phase, 0, 1, 64, (24,), slots)
+    used = batch.texts.weights.any(axis=(0, 1)).sum()
+    assert used == batch.texts.weights.shape[-1]
+
+
 @pytest.mark.parametrize("case", ["distil"], indirect=True)
 def test_thoughts_that_say_nothing_are_no_part_of_codi_s_mean(case):
     problems = encode_problems(

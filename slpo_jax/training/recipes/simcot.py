@@ -159,15 +159,11 @@ class SimCot(RecipeSettings):
             base = default.needs(problems, phase)
             if not most:
                 return [(*sizes, 0, 0) for sizes in base]
-            # Where rows may have fewer thoughts, these say longer texts: look at each number.
-            is_drawn = phase.latents is None or phase.latents_a_step
-            least = 0 if is_drawn else phase.latent_slots
             texts = _texts(thoughts, problems, phase, range(len(problems)))
-            numbers = range(least, phase.latent_slots + 1, thoughts.latents)
             needed = list[Needs]()
             for index, sizes in enumerate(base):
                 longest = 0
-                for latents in numbers:
+                for latents in _numbers(problems, phase, index):
                     for text in texts(index, latents):
                         longest = max(longest, len(text))
                 # The decoder reads a thought's latents, and then each word of its text but the last.
@@ -235,6 +231,19 @@ def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
             "set it to published"
         )
     return _CodiThoughts(1)
+
+
+def _numbers(problems: EncodedProblems, phase: Phase, index: int) -> Sequence[int]:
+    """List the numbers of latents that a problem may have in a phase."""
+    steps = max(1, len(problems.steps[index]))
+    # The number is drawn between the problem's steps and the slots.
+    if phase.latents is None:
+        least = min(steps, phase.latent_slots)
+        return range(least, phase.latent_slots + 1)
+    # Else it is the phase's, or less where the problem has fewer steps.
+    if phase.latents_a_step:
+        return [min(phase.latents, phase.latents_a_step * steps)]
+    return [phase.latents]
 
 
 def _texts(
