@@ -28,8 +28,8 @@ class About:
     """The facts of a section that others have to know.
 
     Attributes:
-        stream: the number of its noise, which never changes, or runs that go on would draw other noise. A new section
-            has the next one.
+        stream: the number of its noise, which never changes, or runs that go on would draw other noise. That of a new
+            section is one more than the largest.
         starts_from: the sections that it may start from: the first that is trained, else `config.init`.
         trains_reasoner: whether its checkpoint is a reasoner; its section then has `steps`, `batch_size`,
             `micro_batches` and `optimizer`.

@@ -7,6 +7,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.train_stage import (
+    check_gate_is_trained,
     close_stage,
     make_batch_reader,
     make_host_rightness,
@@ -15,7 +16,6 @@ from slpo_jax.run.train_stage import (
     state_and_step,
 )
 from slpo_jax.runtime.mesh import replicate
-from slpo_jax.stages import IMITATE
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.rejection_sampling import make_choice, make_loss
 
@@ -29,7 +29,6 @@ def prepare(stage: Stage) -> Stage:
     experiment = stage.experiment
     config = experiment.config
     scorer = stage.settings.scorer
-    start = stage.start.name
     check_batch(config, stage.section, experiment.mesh.size)
     experiment.optimizer_config(stage.section, stage.settings.steps)
     if config.max_latents and experiment.policy.latent_policy.says is not None:
@@ -41,14 +40,7 @@ def prepare(stage: Stage) -> Stage:
         raise UserError(
             f"config.best_of_n.scorer: {scorer} asks the gate, and config.gate.enabled is False; use another scorer"
         )
-    gate_is_trained = (
-        start != IMITATE if start else experiment.checkpoint.description.gate_trained
-    )
-    if config.gate.enabled and not gate_is_trained:
-        raise UserError(
-            f"config.stages: {stage.name} stops by the gate, which is not trained where it starts; put cold_start "
-            "before it, or set config.gate.enabled to False"
-        )
+    check_gate_is_trained(stage)
     return stage
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,11 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[st
     for stage in experiment.wanted:
         ensure_manifest(stage, write=False)
     if uncut:
-        _prepare_all(dataclasses.replace(experiment, config=uncut))
-    plans = _prepare_all(experiment)
+        # Of the stages that are left: a finished one has taken the smoke test's steps, not those of the whole config.
+        left = [stage.name for stage in experiment.left]
+        whole = dataclasses.replace(experiment, config=uncut)
+        _prepare_all([whole.stage(name) for name in left])
+    plans = _prepare_all(experiment.wanted)
     choosing = False
     if EVALUATE in experiment.config.stages:
         report_rows = evaluate.prepare(experiment)
@@ -191,11 +195,11 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> dict[st
     return plans
 
 
-def _prepare_all(experiment: Experiment) -> dict[str, Any]:
-    """Prepare every stage, and refuse what is wrong with any of them at once, so that one correction is enough."""
+def _prepare_all(stages: Sequence[Stage]) -> dict[str, Any]:
+    """Prepare stages, and refuse what is wrong with any of them at once, so that one correction is enough."""
     plans: dict[str, Any] = {}
     wrong = dict[str, None]()
-    for stage in experiment.wanted:
+    for stage in stages:
         try:
             plans[stage.name] = prepare(stage)
         except UserError as error:

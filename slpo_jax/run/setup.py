@@ -42,7 +42,14 @@ from slpo_jax.run.sources import (
 )
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, Layout, device_mesh, replicate
-from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted_stages
+from slpo_jax.stages import (
+    COLD_START,
+    EVALUATE,
+    IMITATE,
+    REASONER_STAGES,
+    RL,
+    wanted_stages,
+)
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
 
@@ -359,17 +366,17 @@ def assemble(
     # Say how each part of the parameters is drawn, and which stages train it.
     key = jax.random.key(config.seed)
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, Stream.REASONER))
-    trains_reasoner = {IMITATE, RL}
-    if config.cold_start.train_backbone:
-        trains_reasoner.add(COLD_START)
-    trains_gate = {COLD_START}
+    changing_reasoner = {*REASONER_STAGES}
+    if not config.cold_start.train_backbone:
+        changing_reasoner.remove(COLD_START)
+    changing_gate = {COLD_START}
     if config.gate.enabled:
-        trains_gate.add(RL)
+        changing_gate.add(RL)
     if config.imitate.gate_weight:
-        trains_gate.add(IMITATE)
+        changing_gate.add(IMITATE)
     made = (
-        Part(REASONER, reasoner_key, reasoner.init, frozenset(trains_reasoner)),
-        Part(GATE, gate_key, gate.init, frozenset(trains_gate)),
+        Part(REASONER, reasoner_key, reasoner.init, frozenset(changing_reasoner)),
+        Part(GATE, gate_key, gate.init, frozenset(changing_gate)),
         Part(
             LATENT_POLICY,
             jax.random.fold_in(key, Stream.LATENT_POLICY),

@@ -117,6 +117,14 @@ def check_control(
     has_lost_parts = (
         recipe.has_extra_parameters and not running_folder(imitation, recipe).steps
     )
+    control = experiment.stage(CONTROL)
+    if control.folder.is_finished and has_lost_parts:
+        steps = control.folder.read_config()["rl"]["steps"]
+        raise UserError(
+            f"config.rl.steps: {experiment.config.rl.steps}, but {control.folder.path} ended after {steps}, and the "
+            f"parts of {recipe.name}'s own are gone from which it would go on; set config.imitate.control to False, "
+            "or use another --workdir"
+        )
     if imitation.folder.is_finished and has_lost_parts:
         raise UserError(
             f"config.imitate.control: True, but {imitation.folder.path} was finished without it, and the parts of "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import Completions, accuracy
 from slpo_jax.evaluation.curves import read_metrics
 from slpo_jax.evaluation.records import RolloutCache
@@ -21,6 +22,7 @@ from slpo_jax.run.experiment import Experiment, Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
+from slpo_jax.stages import COLD_START, IMITATE
 from slpo_jax.training.host_rewards import HostRewardFn
 from slpo_jax.training.loop import SUMS, StageLoop, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
@@ -53,6 +55,29 @@ class ParamsReader:
             self.params = read_stage_params(self.experiment.stage(stage))
             self.stage = stage
         return self.params
+
+
+def check_gate_is_trained(stage: Stage) -> None:
+    """Refuse a stage that samples thoughts which a random gate would stop.
+
+    Raises:
+        UserError: the gate is used, and not trained where the stage starts.
+    """
+    experiment = stage.experiment
+    config = experiment.config
+    if not config.gate.enabled:
+        return
+    start = stage.start.name
+    is_trained = True
+    if not start:
+        is_trained = experiment.checkpoint.description.gate_trained
+    elif start == IMITATE:
+        is_trained = config.imitate.gate_weight > 0
+    if not is_trained:
+        raise UserError(
+            f"config.stages: {stage.name} stops by the gate, which is not trained where it starts; put {COLD_START} "
+            "before it, or set config.gate.enabled to False"
+        )
 
 
 def make_batch_reader(stage: Stage, answers: bool = False) -> Callable[..., Any]:

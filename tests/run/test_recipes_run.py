@@ -17,6 +17,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run import train_imitation
 from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.imitation_plan import plan_phases
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.train_stage import read_stage_params
 from slpo_jax.training import loop
@@ -231,6 +232,17 @@ def test_further_imitation_needs_what_simcot_trained(fake, tmp_path):
         UserError, match=r"config\.imitate\.control: .*another --workdir"
     ):
         run_imitation(_simcot(), tmp_path)
+
+
+def test_further_imitation_that_is_finished_takes_no_more_steps(fake, tmp_path):
+    """What simcot trained is gone by then, and the line says so; a smoke test's steps are no reason to."""
+    config = _simcot()
+    experiment = run_imitation(config, tmp_path)
+    config.rl.steps = 3
+    more = read_config(config)
+    check_stages(experiment, uncut=more)
+    with pytest.raises(UserError, match=r"config\.rl\.steps: 3, .* ended after 2,"):
+        check_stages(build(more, tmp_path))
 
 
 @pytest.mark.parametrize(
