@@ -15,6 +15,7 @@ from slpo_jax.errors import UserError
 PARTS = {
     "depth_again": "depth",
     "depth_more": "depth",
+    "depth_controls": "depth",
     "quickstart_cot": "quickstart",
     "quickstart_cot_more": "quickstart",
     "quickstart_four": "quickstart",
