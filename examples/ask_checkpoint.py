@@ -28,7 +28,7 @@ def main(
     print(f"answer: {solution.answer}, from the text {solution.text!r}")
     print(f"majority of 16 samples: {solution.votes.majority}")
     for number, latent in enumerate(solution.latents, start=1):
-        print(f"latent {number}: {latent.nearest[:3]}")
+        print(f"latent {number}: {latent.likeliest[:3]}")
     return solution
 
 

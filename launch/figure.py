@@ -195,7 +195,7 @@ def curves(panels: Mapping[str, Table], titles: Mapping[str, str]) -> str:
 
 
 def thought(table: Table) -> str:
-    """Draw what latents say: question, a box for each latent with its decoded step and nearest tokens, and answer.
+    """Draw what latents say: question, a box for each latent with its decoded step and likeliest tokens, and answer.
 
     Args:
         table: rows [number, step, token, probability, ..], with "question" and "answer".
@@ -203,7 +203,7 @@ def thought(table: Table) -> str:
     width = 440
     high = 62
     gap = 18
-    shown = 3  # of the nearest tokens
+    shown = 3  # of the likeliest tokens
     bar = 110
 
     parts = _begin(width, 2 * 40 + len(table["rows"]) * (high + gap) + gap)
@@ -211,7 +211,7 @@ def thought(table: Table) -> str:
     parts.append(_text(110, 26, table["question"], more='class="mono"'))
     y = 40
     parts.append(_text(20, y + 12, "decoded step", more='class="soft"'))
-    parts.append(_text(240, y + 12, "nearest tokens", more='class="soft"'))
+    parts.append(_text(240, y + 12, "likeliest tokens", more='class="soft"'))
     for number, step, *pairs in table["rows"]:
         parts.append(_arrow(width / 2, y, gap))
         y += gap

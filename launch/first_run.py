@@ -58,17 +58,17 @@ def curves(run: Path, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def thought(run: Path) -> dict[str, Any]:
-    """Make a table of the latents for the first test problem: the decoder's step, and the nearest tokens."""
+    """Make a table of the latents for the first test problem: the decoder's step, and the likeliest tokens."""
     reasoner = slpo.load(run)
     question = reasoner.problems("test")[0].question
     solution = reasoner.solve(question)
     rows = []
     for number, latent in enumerate(solution.latents, 1):
         cells: list[Any] = [str(number), latent.words]
-        for token, probability in latent.nearest:
+        for token, probability in latent.likeliest:
             cells += [token.strip() or repr(token)[1:-1], float(f"{probability:.3g}")]
         rows.append(cells)
-    pairs = ["token", "probability"] * len(solution.latents[0].nearest)
+    pairs = ["token", "probability"] * len(solution.latents[0].likeliest)
     return {
         "question": question.strip(),
         "answer": solution.answer,

@@ -79,13 +79,13 @@ class Latent:
 
     Attributes:
         stop_probability: rho_t of the gate, None without a trained one.
-        nearest: (token's text, probability) of the hidden state that made it, most probable first.
+        likeliest: (token's text, probability) of the hidden state that made it, most probable first.
         vector: h_t as it was fed, float32 [D].
         words: the words of the thought that ends here, if they were asked for; None within one of several latents.
     """
 
     stop_probability: float | None
-    nearest: list[tuple[str, float]]
+    likeliest: list[tuple[str, float]]
     vector: np.ndarray = dataclasses.field(repr=False, compare=False)
     words: str | None = None
 
@@ -267,7 +267,7 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
     Raises:
         UserError: as `solve`, before any is asked.
     """
-    # The nearest tokens need the logits of all latents, which bound the rows of a batch.
+    # The likeliest tokens need the logits of all latents, which bound the rows of a batch.
     setup = solver.setup
     vocab_size = setup.reasoner.config.vocab_size
     logits = max(setup.config.max_latents, 1) * vocab_size
@@ -282,9 +282,9 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
     for row, question in enumerate(questions):
         latents = []
         for t in range(completions["latent_steps"][row]):
-            tokens = [texts[token] for token in completions["nearest_token"][row, t]]
-            probabilities = completions["nearest_probability"][row, t].tolist()
-            nearest = list(zip(tokens, probabilities, strict=True))
+            tokens = [texts[token] for token in completions["likeliest_token"][row, t]]
+            probabilities = completions["likeliest_probability"][row, t].tolist()
+            likeliest = list(zip(tokens, probabilities, strict=True))
             vector = completions["latents"][row, t]
             stop = None
             if setup.config.gate.enabled:
@@ -293,7 +293,7 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
             if solver.reads:
                 decoded = completions["words"][row]
                 words = in_words(setup.reward, decoded, t, solver.reads)
-            latents.append(Latent(stop, nearest, vector, words))
+            latents.append(Latent(stop, likeliest, vector, words))
         reading = setup.reward.read(completions["tokens"][row])
         solutions.append(
             Solution(question, reading.answer, reading.text, latents, reading.cut)

@@ -90,13 +90,13 @@ def _describe_latents(solver: Solver, solution: Solution) -> list[str]:
     """Write a table of latents, a line each, and a second one with the words of a thought that ends there."""
     stop = "stop  " if solver.setup.config.gate.enabled else ""
     lines = [
-        f"latent  {stop}nearest tokens of the hidden state that made it, and probability"
+        f"latent  {stop}likeliest tokens in its place, and probability"
     ]
 
     # The columns are as wide as the longest token.
     width = 0
     for latent in solution.latents:
-        for token, _ in latent.nearest:
+        for token, _ in latent.likeliest:
             width = max(width, len(_shorten(token)))
 
     for step, latent in enumerate(solution.latents, 1):
@@ -104,7 +104,7 @@ def _describe_latents(solver: Solver, solution: Solution) -> list[str]:
         if latent.stop_probability is not None:
             stop = f"{latent.stop_probability:.2f}  "
         cells = []
-        for token, probability in latent.nearest:
+        for token, probability in latent.likeliest:
             cells.append(f"{_shorten(token):<{width}} {_round(probability):<5}")
         lines.append(f"{step:6}  {stop}" + "  ".join(cells).rstrip())
         if latent.words is not None:
@@ -279,8 +279,8 @@ class TrainedReasoner:
             samples: rollouts of each question under the noise of the run's evaluation, which vote.
             seed: of that noise.
         Returns:
-            a solution, or of several a list of them: answer, text, latents (stop probability, nearest tokens, vector),
-            votes.
+            a solution, or of several a list of them: answer, text, latents (stop probability, likeliest tokens,
+            vector), votes.
         Raises:
             UserError: a question is empty, too long, or has a word that the tokenizer doesn't know.
         """

@@ -29,7 +29,7 @@ _VALUES = {str: "NAME", int: "N", float: "X"}  # the names of flags' values in -
 def solve(arguments: list[str]) -> None:
     """Ask a reasoner, and watch it think: slpo solve RUN "question".
 
-    Prints the answer, and for each latent the gate's stop probability and the nearest tokens: those that the model's
+    Prints the answer, and for each latent the gate's stop probability and the likeliest tokens: those that the model's
     output head makes most probable at the hidden state that the latent was made of (for CODI, the state before the
     projector), and what SIM-CoT's decoder says of it, where that was kept. With --samples, rollouts under the noise of
     the run's evaluation vote. Nothing is written.
@@ -81,7 +81,7 @@ def as_json(
     for latent in solution.latents:
         facts: dict[str, Any] = {
             "stop_probability": latent.stop_probability,
-            "nearest": latent.nearest,
+            "likeliest": latent.likeliest,
         }
         if solver.reads:
             facts["words"] = latent.words

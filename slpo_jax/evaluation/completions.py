@@ -22,8 +22,8 @@ Completions = dict[str, np.ndarray]
 tokens, int32 [N, A], or [N, T + A] where thoughts are written down, see `Trajectories.completions`; latent_steps, int32
 [N], and where thoughts are written down the same as written_steps; and if asked for, latents, float32 [N, T, D], and
 float32 [N] under each scorer's name; and of what is probed,
-`probe`'s stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words, those
-(`policy.explain`).
+`probe`'s stop, [N, T], likeliest_probability and likeliest_token, [N, T, K], and where thoughts can be said in words,
+those (`policy.explain`).
 """
 
 
@@ -237,16 +237,16 @@ def thought_rows(
     for index, steps in enumerate(probed["latent_steps"]):
         latents = []
         for t in range(steps):
-            latent: dict[str, Any] = {"stop": None, "nearest": []}
+            latent: dict[str, Any] = {"stop": None, "likeliest": []}
             if gated:
                 stop = float(probed["stop"][index, t])
                 latent["stop"] = round(stop, 4)
-            tokens = probed["nearest_token"][index, t]
-            probabilities = probed["nearest_probability"][index, t]
+            tokens = probed["likeliest_token"][index, t]
+            probabilities = probed["likeliest_probability"][index, t]
             for token, p in zip(tokens, probabilities, strict=True):
                 text = texts[token]
                 probability = float(p)
-                latent["nearest"].append([text, round(probability, 4)])
+                latent["likeliest"].append([text, round(probability, 4)])
             if reads:
                 words_SL = probed["words"][index]
                 latent["words"] = in_words(reward, words_SL, t, reads)

@@ -55,7 +55,7 @@ class EvaluateConfig:
         by_steps: without a gate, a problem's thought has as many latents as the problem has steps, T at most: it is
             told how far to think, as in the published evaluation of recipe frontier.
         thresholds: the gate's thresholds that are tried on the validation split.
-        probed: problems a set whose latents' stop probabilities and nearest tokens are kept.
+        probed: problems a set whose latents' stop probabilities and likeliest tokens are kept.
         save_latents: also write eval/ROW/NAME.latents.npz.
     """
 
@@ -245,10 +245,10 @@ class Evaluator:
                     out.actions,
                     out.lengths,
                 )
-                stop, nearest_probability, nearest_token = probes
+                stop, likeliest_probability, likeliest_token = probes
                 values["stop"] = stop
-                values["nearest_probability"] = nearest_probability
-                values["nearest_token"] = nearest_token
+                values["likeliest_probability"] = likeliest_probability
+                values["likeliest_token"] = likeliest_token
             if reads:
                 latents = policy.latent_policy.feed(params, out.actions)
                 values["words"] = explain(policy, params, latents, reads)

@@ -93,8 +93,8 @@ def test_a_list_is_solved_as_its_questions_alone(reasoner):
         for a, b in zip(one.latents, other.latents, strict=True):
             np.testing.assert_allclose(a.vector, b.vector, rtol=1e-4, atol=1e-5)
             assert a.stop_probability == pytest.approx(b.stop_probability, abs=1e-5)
-            assert [token for token, _ in a.nearest] == [
-                token for token, _ in b.nearest
+            assert [token for token, _ in a.likeliest] == [
+                token for token, _ in b.likeliest
             ]
             assert a.vector.shape == (reasoner.config.model.n_embd,)
     assert f"question  {questions[1]}\n" in str(together[1])

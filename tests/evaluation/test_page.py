@@ -59,8 +59,8 @@ def workdir(tmp_path_factory):
         }
         write_lines(folder, row, name, lines)
     latents = [
-        {"stop": 0.25, "nearest": [["<eos>", 0.75], [" 7", 0.125]]},
-        {"stop": 0.5, "nearest": [["</b>", 1.0]]},
+        {"stop": 0.25, "likeliest": [["<eos>", 0.75], [" 7", 0.125]]},
+        {"stop": 0.5, "likeliest": [["</b>", 1.0]]},
     ]
     seen = [
         {"text": "### 7", "latents": latents},

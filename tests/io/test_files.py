@@ -58,7 +58,7 @@ def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
     command(["run", "--json", "Q?"])
     printed = _strictly(capsys.readouterr().out)
     assert printed.get("acc", 0) is None or printed["latents"] == [
-        {"stop_probability": None, "nearest": [["3", None]]}
+        {"stop_probability": None, "likeliest": [["3", None]]}
     ]
 
 

@@ -394,7 +394,7 @@ def test_a_foreign_prefix_is_gone_on_from(params, prompts, slow):
     assert EOS in np.asarray(ours.tokens)
 
 
-def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it(
+def test_the_likeliest_tokens_of_a_latent_are_of_the_state_that_made_it(
     params, prompts, slow
 ):
     latents = (

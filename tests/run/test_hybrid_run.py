@@ -205,7 +205,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
 
     def rolled_out(*_, **__):
         seen = dict.fromkeys(
-            ("stop", "nearest_probability", "nearest_token", "latents"),
+            ("stop", "likeliest_probability", "likeliest_token", "latents"),
             np.zeros((1, T, 1), int),
         )
         done = sampled(None, None, None, None)

@@ -127,10 +127,10 @@ def test_a_thought_is_what_the_slow_oracle_thinks(work, case):
         )
         best = np.argsort(-probability)[:5]
         np.testing.assert_allclose(
-            [p for _, p in latent.nearest], probability[best], rtol=1e-3
+            [p for _, p in latent.likeliest], probability[best], rtol=1e-3
         )
         names = [tokenizer.convert_ids_to_tokens(int(i)) for i in best]
-        assert [text.strip(" ") for text, _ in latent.nearest] == names
+        assert [text.strip(" ") for text, _ in latent.likeliest] == names
     assert solution.cut == (tokenizer.eos_token_id not in slow.tokens)
     if not solution.cut:
         assert (
@@ -194,11 +194,11 @@ def test_thoughts_that_an_evaluation_keeps_are_those_of_whom_one_asks(solver):
         assert found["text"] == alone.text
         for latent, own in zip(found["latents"], alone.latents, strict=True):
             assert latent["stop"] == pytest.approx(own.stop_probability, abs=1e-4)
-            assert [text for text, _ in latent["nearest"]] == [
-                text for text, _ in own.nearest
+            assert [text for text, _ in latent["likeliest"]] == [
+                text for text, _ in own.likeliest
             ]
-            assert [p for _, p in latent["nearest"]] == pytest.approx(
-                [p for _, p in own.nearest], abs=1e-4
+            assert [p for _, p in latent["likeliest"]] == pytest.approx(
+                [p for _, p in own.likeliest], abs=1e-4
             )
 
 
@@ -282,7 +282,7 @@ def test_the_command_s_json(work, solver, capsys):
         "threshold",
         solver.rule,
     )
-    assert said["latents"][0]["nearest"][0][0] == solution.latents[0].nearest[0][0]
+    assert said["latents"][0]["likeliest"][0][0] == solution.latents[0].likeliest[0][0]
     assert said["latents"][-1]["stop_probability"] == pytest.approx(
         solution.latents[-1].stop_probability, abs=1e-6
     )

@@ -163,9 +163,9 @@ class Run:
             if probed:
                 found |= {
                     "stop": np.full((n, 9), 0.25),
-                    "nearest_probability": np.ones((n, 9, 1)),
+                    "likeliest_probability": np.ones((n, 9, 1)),
                 }
-                found["nearest_token"] = np.full((n, 9, 1), 3)
+                found["likeliest_token"] = np.full((n, 9, 1), 3)
             return found | (
                 {"latents": np.ones((n, 3, 1), np.float32)}
                 if asked.get("keep_latents")

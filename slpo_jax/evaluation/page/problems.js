@@ -58,7 +58,7 @@ function thoughtRows(row, { text, latents }, said) {
   const token = ([said, p]) => el("span", { class: "token" }, el("code", {}, said), ` ${(100 * p).toFixed(0)} %`);
   const stop = (p) => (p === null ? "–" : [el("meter", { value: p, min: 0, max: 1 }), ` ${p.toFixed(2)}`]);
   const inWords = ({ words }) => (said ? [words ? el("code", {}, words) : ""] : []);
-  const seen = latents.map((each, i) => [String(i + 1), stop(each.stop), each.nearest.map(token), ...inWords(each)]);
+  const seen = latents.map((each, i) => [String(i + 1), stop(each.stop), each.likeliest.map(token), ...inWords(each)]);
   const rows = [...seen, ["", "writes", el("code", {}, text), ...inWords({})]];
   return rows.map((cells, i) => [i ? "" : rowName(row, -1), ...cells]);
 }
@@ -68,7 +68,7 @@ function card([set, index, [question, reference, outcomes, cells, thoughts]]) {
   const said = Object.values(thoughts).some(({ latents }) => isSaid(latents));
   const seen = ROWS.filter((row) => thoughts[row]).flatMap((row) => thoughtRows(row, thoughts[row], said));
   const words = said ? ", and what it says" : "";
-  const summary = `Its thoughts: the stop probability of each latent, and the tokens nearest to it${words}`;
+  const summary = `Its thoughts: the stop probability of each latent, and the likeliest tokens in its place${words}`;
   return el(
     "article",
     { "data-problem": `${set} ${index}` },
@@ -78,7 +78,7 @@ function card([set, index, [question, reference, outcomes, cells, thoughts]]) {
     table(["row", "greedy", "latents", "right", "rollouts with noise"], asked),
     seen.length
       ? el("details", { open: state.kept ? "" : null }, el("summary", {}, summary),
-          table(["row", "latent", "stop probability", "nearest tokens", ...(said ? ["in words"] : [])], seen))
+          table(["row", "latent", "stop probability", "likeliest tokens", ...(said ? ["in words"] : [])], seen))
       : null,
   );
 }
