@@ -89,9 +89,7 @@ def describe(solver: Solver, solution: Solution) -> str:
 def _describe_latents(solver: Solver, solution: Solution) -> list[str]:
     """Write a table of latents, a line each, and a second one with the words of a thought that ends there."""
     stop = "stop  " if solver.setup.config.gate.enabled else ""
-    lines = [
-        f"latent  {stop}likeliest tokens in its place, and probability"
-    ]
+    lines = [f"latent  {stop}likeliest tokens in its place, and probability"]
 
     # The columns are as wide as the longest token.
     width = 0

@@ -110,8 +110,13 @@ def train(
         if {"reward", "rewards"} & given:
             raise UserError("reward: config has a reward too; leave one of the two out")
         if callable(reward):
-            register_reward(name_of(reward), reward)
-            reward = name_of(reward)
+            name = name_of(reward)
+            if name == "<lambda>":
+                raise UserError(
+                    "reward: a lambda has no name to be kept under; define it with def"
+                )
+            register_reward(name, reward)
+            reward = name
         keys["reward"] = reward
 
     # The workdir is named after the config, as the command does.

@@ -199,9 +199,19 @@ def _check_names(names: Iterable[Any], where: str = "records") -> None:
 
 
 def dataset_records(dataset: Any) -> Iterator[Any]:
-    """Yield the records of a `datasets.Dataset`."""
+    """Yield the records of a `datasets.Dataset`, with the names of classes instead of their numbers."""
+    classes = {}
+    for column, feature in (dataset.features or {}).items():
+        if type(feature).__name__ == "ClassLabel":
+            classes[column] = feature.names
     for table in dataset.with_format("arrow").iter(batch_size=1000):
-        yield from arrow_records(table)
+        for record in arrow_records(table):
+            for column, names in classes.items():
+                number = record[column]
+                # Without a class it is -1, and a name may be the number itself.
+                if number is not None and number >= 0 and names[number] != str(number):
+                    record[column] = names[number]
+            yield record
 
 
 class ProblemRecord(dict[str, Any]):

@@ -414,8 +414,22 @@ def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
             of_mean = math.hypot(*errors) / len(errors)
         out[f"{key}_se"] = of_mean
         if out[key] in (0, 1) and None not in intervals:
-            ends = np.mean(intervals, axis=0)
-            bounds[key] = ends.tolist()
+            bounds[key] = _interval_of_mean(intervals, out[key])
     if bounds:
         out["intervals"] = bounds
     return out
+
+
+def _interval_of_mean(
+    intervals: Sequence[Sequence[float]], value: float
+) -> list[float]:
+    """Return Wilson's interval of a mean over sets that are all 0, or all 1.
+
+    Of n problems its width is w = z^2 / (n + z^2), and w / (1 - w) is z^2 / n. Over k sets, the variance of the mean is
+    a k-th of the mean variance, and so is this ratio.
+    """
+    widths = np.diff(np.asarray(intervals), axis=1)[:, 0]
+    ratios = widths / (1 - widths)
+    ratio = ratios.mean() / len(ratios)
+    width = float(ratio / (1 + ratio))
+    return [0.0, width] if value == 0 else [1 - width, 1.0]

@@ -18,6 +18,18 @@ Advantage = Callable[..., Array]
 """(rewards float [G] of a group, bool [G] which of them count; None is all) -> advantages [G], without gradient."""
 
 
+def _without_rounding(
+    advantages_G: Array, rewards_G: Array, counts_G: Array | None
+) -> Array:
+    """Make the advantages of equal rewards exactly 0.
+
+    The mean of equal numbers may differ from them by rounding, and Adam makes full steps of however small a gradient.
+    """
+    least = jnp.min(rewards_G, where=counts_G, initial=jnp.inf)
+    most = jnp.max(rewards_G, where=counts_G, initial=-jnp.inf)
+    return jnp.where(least < most, advantages_G, 0.0)
+
+
 def rloo(rewards_G: Array, counts_G: Array | None = None) -> Array:
     """Leave-one-out advantage: A_i = r_i - mean of the other rewards of the group.
 
@@ -42,6 +54,7 @@ def rloo(rewards_G: Array, counts_G: Array | None = None) -> Array:
         advantages_G = rewards_G - others_G
         has_advantage_G = counts_G & (count > 1)
         advantages_G = jnp.where(has_advantage_G, advantages_G, 0.0)
+    advantages_G = _without_rounding(advantages_G, rewards_G, counts_G)
     return jax.lax.stop_gradient(advantages_G)
 
 
@@ -69,6 +82,7 @@ def grpo(rewards_G: Array, counts_G: Array | None = None) -> Array:
         variance = squares_G.sum() / jnp.maximum(count - 1, 1)
         std = jnp.sqrt(variance)
     advantages_G = offsets_G / (std + 1e-4)
+    advantages_G = _without_rounding(advantages_G, rewards_G, counts_G)
     return jax.lax.stop_gradient(advantages_G)
 
 

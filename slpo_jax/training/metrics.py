@@ -1,8 +1,8 @@
 """Logged metrics: where they are written, trackers beside metrics.jsonl, and means between two rows.
 
 A tracker is started once a run, in the first process, and gets each row once: what was logged before an interruption is
-not logged again by the command that goes on. Projects, servers and accounts are set as each package has it, by its
-environment variables. What tells a tracker's own run again, and what of the evaluation has been logged, is kept in the
+not logged again by the command that goes on, except for the last row, which may not have reached it. Projects, servers
+and accounts are set as each package has it, by its environment variables. What tells a tracker's own run again, and what of the evaluation has been logged, is kept in the
 workdir's `trackers.json`.
 """
 
@@ -312,7 +312,8 @@ class MetricsLog:
             return
         kept: list[str] = []
         text = self.path.read_text("utf-8", "replace")
-        for line in text.splitlines(keepends=True):
+        lines = text.splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
             row = _parse_row(line)
             if row is None:
                 # The last line may have been torn by an interruption.
@@ -321,7 +322,9 @@ class MetricsLog:
                 continue
             is_later = row["stage"] == stage and row["step"] > step
             if is_later and scalar in row:
-                self._known.add(_timeless(row))
+                # The run may have been killed before the last row reached the trackers; they get that one again.
+                if number < len(lines):
+                    self._known.add(_timeless(row))
             else:
                 line = line.rstrip("\n")
                 kept.append(f"{line}\n")

@@ -652,3 +652,5 @@ def test_a_run_takes_a_function_as_its_reward(tmp_path, monkeypatch):
         )
     with pytest.raises(slpo.UserError, match=r"^config\.reward: 3"):
         slpo.train("quickstart", **how, reward=3)
+    with pytest.raises(slpo.UserError, match=r"^reward: a lambda"):
+        slpo.train("quickstart", **how, reward=lambda completion: 1.0)

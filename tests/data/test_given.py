@@ -95,6 +95,20 @@ def test_numbers_of_every_width_are_their_shortest_decimals(form):
     assert [problem.answer for problem in read] == ["0.1", "0.3"]
 
 
+def test_a_class_is_read_by_its_name():
+    """As the hub shows it; a number whose name is the number stays one, and -1 is none."""
+    features = {
+        "question": datasets.Value("string"),
+        "answer": datasets.ClassLabel(names=["yes", "no"]),
+        "level": datasets.ClassLabel(names=["0", "1"]),
+    }
+    rows = {"question": ["a", "b"], "answer": [1, 0], "level": [1, -1]}
+    made = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    columns = [dict(record) for _, record in given_rows(made)]
+    assert [each["answer"] for each in columns] == ["no", "yes"]
+    assert [each["level"] for each in columns] == [1, -1]
+
+
 def test_whole_numbers_in_columns_of_floats_are_shown_as_such():
     columns = {"A": [1, 2], "B": [3, None], "C": np.float32([0.1, 0.2])}
     frame = pandas.DataFrame({"question": "Q?", **columns, "answer": "A"})

@@ -684,6 +684,16 @@ def test_mean_of_the_sets_by_hand(tmp_path):
     assert average["acc_se"] == pytest.approx((3 / 64 + 1 / 64) ** 0.5 / 2)
 
 
+@pytest.mark.parametrize("right", [0, 1])
+def test_interval_of_a_mean_of_sets_that_are_all_alike(tmp_path, right):
+    """Of sets of one size it is Wilson's of all problems together; SciPy has that."""
+    for name in ("alpha", "beta", "gamma"):
+        write_eval(tmp_path, "slpo", name, [right] * 8)
+    (average,) = report.write_report(tmp_path)["average"].values()
+    expected = stats.binomtest(24 * right, 24).proportion_ci(method="wilson")
+    assert average["intervals"]["acc"] == pytest.approx([expected.low, expected.high])
+
+
 def test_mean_of_sets_of_one_problem_has_every_figure(tmp_path):
     """One problem has a Pass@k, and no error of it; nor has the mean, but for Acc's."""
     write_eval(

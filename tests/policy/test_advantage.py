@@ -41,11 +41,14 @@ def test_no_gradient_and_nothing_where_all_are_equal(advantage):
         jax.jacobian(advantage)(rewards),
         np.zeros((4, 4)),
     )
-    for value in (0.0, 1.0, -1.0, 0.5):
-        np.testing.assert_array_equal(
-            advantage(jnp.full(8, value)),
-            np.zeros(8),
-        )
+    # Compiled as in a step, where a division becomes a product with the reciprocal; all count, or some.
+    jitted = jax.jit(advantage)
+    for group, value in itertools.product((4, 5, 6, 8), (0.0, 1.0, -1.0, 0.1, -1 / 3)):
+        rewards_G = jnp.full(group, value, jnp.float32)
+        counts_G = jnp.arange(group) > 0
+        np.testing.assert_array_equal(jitted(rewards_G), np.zeros(group))
+        of_some_G = jitted(rewards_G.at[0].set(7.0), counts_G)
+        np.testing.assert_array_equal(of_some_G, np.zeros(group))
 
 
 def _rewards(group):
