@@ -2,8 +2,8 @@
 
 A tracker is started once a run, in the first process, and gets each row once: what was logged before an interruption is
 not logged again by the command that goes on, except for the last row, which may not have reached it. Projects, servers
-and accounts are set as each package has it, by its environment variables. What tells a tracker's own run again, and what of the evaluation has been logged, is kept in the
-workdir's `trackers.json`.
+and accounts are set as each package has it, by its environment variables. What tells a tracker's own run again, and
+what of the evaluation has been logged, is kept in the workdir's `trackers.json`.
 """
 
 import functools
