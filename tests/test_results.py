@@ -20,6 +20,7 @@ PARTS = {
     "quickstart_cot": "quickstart",
     "quickstart_cot_more": "quickstart",
     "quickstart_four": "quickstart",
+    "quickstart_rates_further": "quickstart_rates",
 }
 
 FILES = sorted((tables.ROOT / "results").glob("*.json"))
