@@ -208,9 +208,13 @@ def dataset_records(dataset: Any) -> Iterator[Any]:
         for record in arrow_records(table):
             for column, names in classes.items():
                 number = record[column]
-                # Without a class it is -1, and a name may be the number itself.
-                if number is not None and number >= 0 and names[number] != str(number):
-                    record[column] = names[number]
+                # Without a class it is -1, or there is none.
+                if number is None or number < 0:
+                    continue
+                # A name may be the number itself.
+                name = names[number]
+                if name != str(number):
+                    record[column] = name
             yield record
 
 

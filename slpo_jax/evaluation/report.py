@@ -428,8 +428,14 @@ def _interval_of_mean(
     Of n problems its width is w = z^2 / (n + z^2), and w / (1 - w) is z^2 / n. Over k sets, the variance of the mean is
     a k-th of the mean variance, and so is this ratio.
     """
-    widths = np.diff(np.asarray(intervals), axis=1)[:, 0]
-    ratios = widths / (1 - widths)
-    ratio = ratios.mean() / len(ratios)
-    width = float(ratio / (1 + ratio))
-    return [0.0, width] if value == 0 else [1 - width, 1.0]
+    ratios = []
+    for low, high in intervals:
+        width = high - low
+        ratios.append(width / (1 - width))
+
+    count = len(ratios)
+    ratio = sum(ratios) / count**2
+    width = ratio / (1 + ratio)
+    if value == 0:
+        return [0.0, width]
+    return [1 - width, 1.0]
