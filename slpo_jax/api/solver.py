@@ -352,8 +352,10 @@ def encode_question(setup: Setup, question: str) -> list[int]:
     """
     if not question.strip():
         raise UserError("question: is empty; ask something")
+    # A line break at its end is the file's or the shell's that it comes from; data sets keep theirs.
+    asked = question.rstrip("\r\n")
     with about("question"):
-        prompt = setup.template.prompt(question)
+        prompt = setup.template.prompt(asked)
     if len(prompt) > setup.most_prompt:
         raise UserError(
             f"question: has {len(prompt)} tokens, the model has positions for {setup.most_prompt}; shorten it"

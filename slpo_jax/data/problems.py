@@ -329,6 +329,13 @@ def _with_answers(
     contradictions = _contradictions(problems.values())
     if contradictions:
         warnings.append(f"{source}: {contradictions}")
+    breaks = 0
+    for problem in problems.values():
+        breaks += problem.question.endswith("\n")
+    if breaks:
+        warnings.append(
+            f"{source}: {breaks} questions end with a line break, which prompts keep; take it off if it is the file's"
+        )
     return Problems(
         problems.values(),
         left_out=left_out,

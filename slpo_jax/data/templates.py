@@ -87,11 +87,7 @@ class Template:
         Raises:
             UserError: without `unknown`, a question has such a word.
         """
-        # A line break at the end is of the file or the shell that the question comes from.
-        texts = list[str]()
-        for question in questions:
-            text = self.question_text(question.rstrip("\r\n"))
-            texts.append(text)
+        texts = [self.question_text(question) for question in questions]
         return self._encode(texts, unknown, is_prompt=True)
 
     @property
@@ -149,7 +145,7 @@ class Template:
             "{% endmacro %}"
             "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
             "{% if asked %}"
-            "{% set question = text_of(asked[-1]).rstrip('\\r\\n') %}"
+            "{% set question = text_of(asked[-1]) %}"
             f"{{{{ {prompt} }}}}"
             f"{answer}"
             "{% endif %}"

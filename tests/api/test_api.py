@@ -145,6 +145,13 @@ def test_a_reasoner_comes_back_from_a_pickle(reasoner, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_line_break_behind_a_question_is_no_part_of_it(reasoner):
+    """It is the file's, or the shell's."""
+    first = reasoner.solve(QUESTION)
+    second = reasoner.solve(f"{QUESTION}\r\n")
+    np.testing.assert_array_equal(first.latents[0].vector, second.latents[0].vector)
+
+
 def test_questions_come_as_a_list_a_tuple_an_array_or_a_column(reasoner):
     questions = [QUESTION, "How many ?"]
     expected = [solution.text for solution in reasoner.solve(questions)]

@@ -95,6 +95,15 @@ def test_numbers_of_every_width_are_their_shortest_decimals(form):
     assert [problem.answer for problem in read] == ["0.1", "0.3"]
 
 
+def test_line_breaks_behind_questions_are_kept_and_said():
+    """Published programs keep those of a data set."""
+    rows = [{"question": f"{n} ?\n" if n else "0 ?", "answer": n} for n in range(3)]
+    read = load_problems(rows)
+    assert [problem.question for problem in read] == ["0 ?", "1 ?\n", "2 ?\n"]
+    (line,) = read.warnings
+    assert "2 questions end with a line break" in line
+
+
 def test_a_class_is_read_by_its_name():
     """As the hub shows it; a number whose name is the number stays one, and -1 is none."""
     features = {

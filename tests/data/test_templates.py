@@ -140,18 +140,6 @@ def test_special_tokens_are_read_in_a_question_and_are_text_in_an_answer():
     )
 
 
-def test_a_line_break_behind_a_question_is_no_part_of_it():
-    """It is the file's, or the shell's; here and in an export."""
-    template = Coconut().template(byte_tokenizer())
-    expected = [*b"1 + 2 ?\n", template.start_id]
-    assert template.prompt("1 + 2 ?") == expected
-    assert template.prompt("1 + 2 ?\r\n") == expected
-    write_chat_template(template)
-    chat = [{"role": "user", "content": "1 + 2 ?\n\n"}]
-    encoded = template.tokenizer.apply_chat_template(chat, return_dict=True)
-    assert encoded["input_ids"] == expected
-
-
 def test_codi_on_a_word_level_tokenizer():
     tokenizer = task_tokenizer("synthetic", 30)
     known = len(tokenizer)
