@@ -16,6 +16,7 @@ PARTS = {
     "depth_again": "depth",
     "depth_more": "depth",
     "depth_controls": "depth",
+    "depth_coconut": "depth",
     "gradients_chains_more": "gradients_chains",
     "quickstart_cot": "quickstart",
     "quickstart_cot_more": "quickstart",
