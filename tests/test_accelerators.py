@@ -234,6 +234,7 @@ def _is_plain(text: str) -> bool:
     return not re.search(r"\bcpu_\w+|callback", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reasoner", "latent_policy", "objective", "dtype"), [*_rl_cases()]
 )
@@ -246,6 +247,7 @@ def test_an_rl_step_is_lowered_in_its_plain_form(
     assert all(map(_is_plain, _lowered(config, "rl")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "reasoner", "latent_policy", "recipe", "dtype"), [*_other_cases()]
 )

@@ -316,6 +316,7 @@ def _gone(path: Path, command: str) -> str:
     return fault(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_commands_of_results_can_be_begun(path, monkeypatch):
     monkeypatch.chdir(tables.ROOT)

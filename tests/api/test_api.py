@@ -612,6 +612,7 @@ def test_a_path_that_is_not_utf8_is_a_line(tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_the_sets_of_a_run_are_read_as_the_run_does(tmp_path):
     """And written to a file from which the same problems are read."""
     data = {"eval": {"made": "chain:test"}, "chain": {"modulus": 7}}

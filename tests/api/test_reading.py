@@ -99,6 +99,7 @@ def test_what_can_not_be_read_is_a_line_in_the_words_of_the_call(path, given, me
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_first_problems(path):
     flags = ["--limit=2", "--answers=texts", "--config.data.fields.steps=rationale"]
     command = [sys.executable, "-m", "slpo_jax", "data", str(path), *flags]

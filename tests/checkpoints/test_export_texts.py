@@ -116,6 +116,7 @@ def _ours(policy: Policy, params, prompts: Prompts, rule_B):
     return out, jax.nn.sigmoid(policy.latent_policy.stop_logits(params, out.actions))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["cold_start", "imitate"])
 def test_latents_stops_and_answers_are_ours(work, stage):
     solver = load_solver(str(work / "checkpoints" / stage))

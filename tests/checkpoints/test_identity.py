@@ -183,6 +183,7 @@ def test_an_edited_config_is_not_exported(case, tmp_path, changes, part):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_a_gate_is_exported_without_one(case, tmp_path):
     """Its parameters have a random one, as all have."""
     _, work, _ = case

@@ -87,6 +87,7 @@ def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["", "Tom has {question} How many ?"])
 @pytest.mark.parametrize("reasoner", ["coconut_gpt2", "text_gpt2"])
 def test_format_and_closing_go_with_a_checkpoint(tmp_path, reasoner, format):
@@ -369,6 +370,7 @@ def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
     load_solver(str(work))
     load_solver(str(work), threshold=RUN[REASONER], max_answer_tokens=ANSWER)

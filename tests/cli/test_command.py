@@ -175,6 +175,7 @@ def test_keys_of_a_config_are_taken_from_between_the_other_arguments():
     assert take_keys(argv) == (["slpo", "x", "--x=4"], {"a.b": "3", "c": "-2", "d": ""})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["", *commands._COMMANDS])
 def test_help_fits_a_screen(command):
     """What a command does, three examples that can be begun, then its flags, each of which says what it is."""
@@ -240,6 +241,7 @@ def test_warnings_look_as_all_other_lines():
     assert (status, lines[:2]) == (0, ["lost 3", "WARNING:absl:theirs"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("configured", "said"),
     [
@@ -261,6 +263,7 @@ def test_warnings_look_so_in_python_too(configured, said):
     assert done.stderr.splitlines() == said
 
 
+@pytest.mark.slow
 def test_an_encoding_without_a_character_is_no_error():
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     program = PROGRAM.format(

@@ -65,6 +65,7 @@ def there(request, tmp_path_factory):
     return opened, reasoner, params, checkpoint, folder / "exported"
 
 
+@pytest.mark.slow
 def test_transformers_opens_and_decodes_the_same(there):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -132,6 +133,7 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
         assert all(np.array_equal(first[tensor], second[tensor]) for tensor in first)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_export(there, tmp_path):
     opened, _, params, checkpoint, exported = there
     for init in (exported, checkpoint):

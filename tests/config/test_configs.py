@@ -239,6 +239,7 @@ CELLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "another"),
     [

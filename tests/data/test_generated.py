@@ -344,6 +344,7 @@ def test_right_answers_are_those_that_the_verifier_takes(operations):
             assert columns["solutions"] == right > 0
 
 
+@pytest.mark.slow
 def test_a_reward_judges_tokens_alike_on_host_and_device():
     """Of the task's own tokenizer: demonstrations, and those with some tokens changed."""
     template = Coconut().template(
@@ -372,6 +373,7 @@ def test_a_reward_judges_tokens_alike_on_host_and_device():
     assert on_device.tolist() == (expected == 1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sets_are_apart_by_numbers_and_goal_whatever_the_seed_and_the_operations(seed):
     other = CountdownConfig(seed=seed, operations=("+", "*"), **COUNTDOWN_SIZES)

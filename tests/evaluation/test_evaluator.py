@@ -246,6 +246,7 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
         np.testing.assert_allclose(done["latents"][place], alone.actions[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_samples_are_scored_by_their_own_thoughts_and_answers(problems):
     """Means over the tokens up to the end, and the gate's distribution of the stop, in a slow loop."""
     config = dataclasses.replace(BY_THRESHOLD, dropout_rate=0.0, temperature=1.0)

@@ -43,6 +43,7 @@ def _slots(first, last, total):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_scores_are_float32_where_activations_are_bfloat16(before):
     """Scores of 16 to 32 in bfloat16 are off by up to 1/16, and weights by 6%."""
@@ -139,6 +140,7 @@ def _inputs(rows_of_valid):
     return (q, k, v, before_k, before_v), (mask, valid), g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-6), ("bfloat16", 0.03)])
 @pytest.mark.parametrize(
     ("rows_of_valid", "in_turn"), [(2, False), (4, False), (2, True), (4, True)]
@@ -187,6 +189,7 @@ def test_values_and_gradients_are_the_definition_s(
         )
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing_is_finite_and_moves_nothing():
     (q, k, v, before_k, before_v), _, g = _inputs(2)
     sees = jnp.arange(4) > 0

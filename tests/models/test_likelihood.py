@@ -254,6 +254,7 @@ def test_a_frozen_head_has_no_product_of_its_own(tiles):
     assert (products((0, 1)), products(0)) == (4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage", ["rl", pytest.param("imitate", marks=pytest.mark.slow)]
 )

@@ -257,6 +257,7 @@ def test_adapters_of_the_kernels_that_are_named(case):
         jax.eval_shape(lambda: lora.adapter(jax.random.key(7), tree, width + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [False, True])
 def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
     """To the bit, layers one by one or as a loop; a second time, and without adapters, there is nothing to merge.
@@ -287,6 +288,7 @@ def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
     assert not jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), moved, wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [False, True])
 def test_a_loop_over_layers_merges_one_after_the_other(remat):
     """Outputs and gradients are those of layers one by one with merged kernels; no cotangent is of all kernels."""

@@ -73,6 +73,7 @@ def _forms(text: str) -> set[str]:
     return set(re.findall(r"\bcpu_\w+", text))
 
 
+@pytest.mark.slow
 def test_a_cpu_has_every_form(accelerator):
     accelerator(False)
     step, arguments = _step("grpo")
@@ -164,6 +165,7 @@ def _scratch(function, layers):
     )
 
 
+@pytest.mark.slow
 def test_arguments_alone_are_kept():
     x_bytes = 4 * 512 * 256
     slope = (_scratch(remat(_waves), 24) - _scratch(remat(_waves), 12)) / 12

@@ -128,6 +128,7 @@ class _Slow:
         return special.log_softmax(logits / heat, axis=-1)[np.arange(len(said)), said]
 
 
+@pytest.mark.slow
 def test_it_stops_as_often_as_the_two_tokens_say(params, rolled):
     """Of all thoughts, which are one prompt's, by their length."""
     lengths = np.asarray(rolled[0].lengths)
@@ -181,6 +182,7 @@ def test_likelihood_is_that_of_the_choices_and_of_the_answer(params, rolled):
         )
 
 
+@pytest.mark.slow
 def test_exact_is_the_gradient_of_the_choices_and_the_answer(params, rolled):
     """On thoughts of no latent, of two and of T; the latents that were fed are constants."""
     lengths = np.asarray(rolled[0].lengths)

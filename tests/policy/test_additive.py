@@ -64,6 +64,7 @@ def means(rolled):
 TOOK = np.arange(T) < np.asarray(LENGTHS)[:, None]
 
 
+@pytest.mark.slow
 def test_draws_are_normal_around_the_transition(rolled, means):
     draws = ((np.asarray(rolled[0].actions, np.float64) - means) / SIGMA)[TOOK]
     count = draws.size

@@ -91,6 +91,7 @@ def _slow(row: int, marker, least: int, config):
     return latents, tokens, slow.log_probs(before, tokens).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("marker", MARKERS)
 def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
@@ -128,6 +129,7 @@ def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
         )
 
 
+@pytest.mark.slow
 def test_a_row_each_is_all_in_one_row():
     """Without a marker and under noise: what is drawn, what is said and every gradient."""
     policy = _plain((), max_latents=3, temperature=1.0)

@@ -106,6 +106,7 @@ def laws(params, rolled):
     return found
 
 
+@pytest.mark.slow
 def test_draws_are_the_head_s_gaussian_and_end_where_the_mark_is_drawn(rolled, laws):
     out, _ = rolled
     lengths = np.asarray(out.lengths)
@@ -152,6 +153,7 @@ def test_likelihood_is_scipy_s(rolled, laws):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("exact", {}), ("grpo", {"advantage": "rloo", "reduction": "sum"})],
@@ -200,6 +202,7 @@ def test_objectives_are_of_latents_mark_and_answer(params, rolled, name, setting
     assert_is_gradient(own, value, {"reasoner": params["reasoner"]})
 
 
+@pytest.mark.slow
 def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
     """As LatentTTS's program with least=0, where the first latent may be left out too."""
     slow = SlowReasoner(params["reasoner"])
@@ -238,6 +241,7 @@ def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
     assert len({*lengths[1]}) > 1, lengths
 
 
+@pytest.mark.slow
 def test_no_deviation_gives_the_thoughts_of_the_mean(params):
     """sd -> 0, a head without it, and the latent policy `latent` with the head's mean are one."""
     head = params["reasoner"]["head"]

@@ -282,6 +282,7 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_choice", ["all", "best"])
 def test_thoughts_without_a_weight_need_no_advantages(first_choice):
     """The words' loss and gradient: the same, whether the thought's likelihood is signed or not."""

@@ -156,6 +156,7 @@ def _walk(slow, own, drawn, row, mixtures=None):
     return said, spoken, laws, made, thought, sum(likelihoods) - thought
 
 
+@pytest.mark.slow
 def test_rollouts_are_the_slow_loop_s(made):
     """Ends, completions, likelihoods; some end at the mark, some at eos in the thought, some at T."""
     drawn, (_, scores), completions, _ = made
@@ -332,6 +333,7 @@ def test_slots_after_a_thought_that_said_eos_are_free():
     ]
 
 
+@pytest.mark.slow
 def test_detached_inputs_leave_the_gates_their_gradient():
     """Of what is fed: none for the embeddings, the whole one for the latent policy's own parameters."""
     policy = _policy()

@@ -70,6 +70,7 @@ def made():
         return make(both_params())
 
 
+@pytest.mark.slow
 def test_answers_and_scores_are_the_slow_loop_s(made):
     slow = SlowReasoner()
     lengths = set()

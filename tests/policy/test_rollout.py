@@ -296,6 +296,7 @@ def test_candidates_are_the_rollouts_that_stop_there(
     assert (np.asarray(tokens) == tiny.PAD).any()
 
 
+@pytest.mark.slow
 def test_sampled_stops_are_drawn_each_by_its_step_s_key(params, prompts):
     """Against the stop probabilities of the rollout's own latents, whatever the masks were; at T there is no choice."""
     many = take_rows(prompts, [5] * 300)
@@ -329,6 +330,7 @@ def _continued(params, prompts, keys, made, steps, rule, config=ROLLOUT):
 continued = tiny.compiled(_continued, static=("config",))
 
 
+@pytest.mark.slow
 def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(
     params, prompts
 ):

@@ -54,6 +54,7 @@ def searched(params, prompts, config, rule, beams, candidates):
     return compiled(search)(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "rule"),
     [(BY_THRESHOLD, 0.6), pytest.param(BY_LENGTH, 3, marks=pytest.mark.slow)],
@@ -70,6 +71,7 @@ def test_one_beam_of_one_candidate_is_a_plain_rollout(params, prompts, config, r
     np.testing.assert_allclose(found.actions, plain.actions, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "rule"),
     [(BY_THRESHOLD, 0.55), pytest.param(BY_LENGTH, 3, marks=pytest.mark.slow)],

@@ -71,6 +71,7 @@ def _law(logits, temperature, top_k, top_p, min_p, most):
     return weights / weights.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", CUTS)
 def test_soft_thoughts_are_the_slow_loop_s(cuts):
     """Every mixture, what is answered after the block, and the same once more."""
@@ -136,6 +137,7 @@ def noisy():
     return out
 
 
+@pytest.mark.slow
 def test_noisy_mixtures_have_their_density(noisy):
     drawn, scores = noisy["noisy_soft"]
     slow = SlowReasoner()
@@ -297,6 +299,7 @@ def _integrated(y, log_pi, tau):
     return np.log(value) + len(y) * np.log(tau) - np.log(y).sum() - np.log(tau)
 
 
+@pytest.mark.slow
 def test_concrete_density_is_the_integral_over_the_gumbels():
     log_pi = np.log([0.5, 0.3, 0.2])
     tau = 0.6
@@ -321,6 +324,7 @@ def test_concrete_density_is_the_integral_over_the_gumbels():
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.slow
 def test_a_thought_ends_where_its_likeliest_token_is_the_end():
     """That step is fed as the token itself and has no likelihood; words follow; a replay ends there as well."""
     end = 0
@@ -394,6 +398,7 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latent_policy", ["soft", "gumbel"])
 def test_a_thought_that_halts_is_greedy_decoding(latent_policy):
     """Of one token a mixture, up to the first of the closing text, which is then fed whole, as it is at the limit."""

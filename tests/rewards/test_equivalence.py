@@ -73,6 +73,7 @@ def mistaken(right, wrong):
     ] + [pair for pair, told in zip(wrong, found[len(right) :], strict=True) if told]
 
 
+@pytest.mark.slow
 def test_pairs_by_hand():
     assert not mistaken(RIGHT, WRONG)
     assert are_right([None, "1"], ["1", "1"], "boxed") == [False, True]
@@ -229,6 +230,7 @@ def test_answers_in_one_form_are_the_first_of_their_equals():
     assert in_one_form([], "boxed", ["3"]) == []
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(
     fresh, monkeypatch
 ):

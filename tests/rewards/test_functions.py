@@ -419,6 +419,7 @@ def test_several_earn_their_weighted_sum_and_the_first_says_what_is_right(regist
     assert judge.on_device is None
 
 
+@pytest.mark.slow
 def test_only_one_reward_of_weight_1_is_judged_on_the_device(registered):
     """A verifier in both forms says the same in both: here the answers' own, of a column."""
     column = DeviceReward(

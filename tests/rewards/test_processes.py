@@ -136,6 +136,7 @@ def test_a_script_s_function_is_sent_without_running_the_script_again(tmp_path):
     assert done.stdout.splitlines() == ["begins", "[2, 3, 4, 5]"]
 
 
+@pytest.mark.slow
 def test_whatever_a_function_does_costs_its_own_verdict_alone(own):
     cases = {
         "raises": "ValueError: two lines", "leaves": "SystemExit: 2", "ends": "its process ended with status 3",
@@ -199,6 +200,7 @@ def test_a_signal_to_all_leaves_the_verdicts_as_they_are():
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("busy", ["time.sleep(60)", "10 ** 10 ** 10"])
@@ -225,6 +227,7 @@ def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy, platform):
     _wait(lambda: not Path(f"/proc/{told.read_text()}").exists())
 
 
+@pytest.mark.slow
 def test_a_reward_s_verdicts_are_those_of_its_processes(monkeypatch, warnings):
     """Of one number or of lists; what fails is not judged, and is counted."""
     pid = os.getpid()

@@ -122,6 +122,7 @@ def _completion(rng, numbers):
     return before + rng.choice(["", " "]).join(parts)
 
 
+@pytest.mark.slow
 def test_10_000_completions_have_the_same_verdict_on_host_and_device():
     """And, of those that are well formed, the one that Python's own evaluation of brackets gives."""
     rng = random.Random(0)

@@ -69,6 +69,7 @@ def hybrid(tmp_path_factory):
     return experiment, params, folder
 
 
+@pytest.mark.slow
 def test_the_latent_policy_s_parameters_have_rates_of_their_own(hybrid):
     """Adam's first step is the rate, whatever the gradient."""
     experiment, params, _ = hybrid
@@ -170,6 +171,7 @@ def test_without_a_gate_imitation_is_what_an_objective_is_compared_with(tmp_path
     assert {"imitate", "best_fixed"} <= baselines_of(by_name["exact"], by_name).keys()
 
 
+@pytest.mark.slow
 def test_what_a_thought_wrote_is_read(hybrid):
     """Every number that a rollout says, in thought or after it, is in the text that is verified and recorded."""
     experiment, params, _ = hybrid

@@ -160,6 +160,7 @@ def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
     ] == str(base)
 
 
+@pytest.mark.slow
 def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     """And of those as they are where there are no adapters."""
     tiny_folder(tmp_path / "base")

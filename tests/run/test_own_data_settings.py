@@ -78,6 +78,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     return derived_settings(merge_settings(Config(), *layers), given)
 
 
+@pytest.mark.slow
 def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
     """Before the settings are chosen from them; what the run itself would fail on is asked of the same few."""
     pytest.importorskip("reasoning_gym")

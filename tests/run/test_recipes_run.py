@@ -245,6 +245,7 @@ def test_further_imitation_that_is_finished_takes_no_more_steps(fake, tmp_path):
         check_stages(build(more, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("final_fraction", "control_rate", "is_refused"),
     [(0.0, 0.0, True), (0.1, 0.0, False), (0.0, 1e-3, False)],

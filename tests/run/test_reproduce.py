@@ -85,6 +85,7 @@ def test_a_table_and_a_checkout_may_be_moved(tmp_path, monkeypatch):
     assert len({json.dumps(each) for each in facts}) == len(facts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_every_table_sets_keys_that_its_configs_have_and_compares_rows_that_are_alike(
     name,

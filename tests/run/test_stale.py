@@ -405,6 +405,7 @@ def test_thoughts_are_of_the_problems_asked_for(finished, monkeypatch):
     ] == [5] * 2
 
 
+@pytest.mark.slow
 def test_what_else_is_asked_of_the_same_rollouts_is_evaluated_anew(
     finished, monkeypatch
 ):
@@ -771,6 +772,7 @@ def test_a_tokenizer_that_changed_under_its_name(run):
     run.error("tokenizer", "texts has changed since", **texts)
 
 
+@pytest.mark.slow
 def test_words_of_the_training_data_are_the_same_command_s_once_all_is_trained(
     run, monkeypatch
 ):

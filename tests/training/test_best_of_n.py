@@ -47,6 +47,7 @@ def test_the_best_is_right(scores, rewards, best):
     ]
 
 
+@pytest.mark.slow
 def test_the_best_right_sample_is_imitated():
     """One problem has no right sample, and is left out of the mean."""
     params = small_params()
@@ -99,6 +100,7 @@ def test_the_best_right_sample_is_imitated():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 2)])
 def test_verdicts_of_the_host_choose_as_those_of_the_device(devices, micro_batches):
     batch = prompted_batch(references=(0, 0, NEVER, 1))

@@ -158,6 +158,7 @@ def _slow_loss(case, name: str, speed: int, key, rate=0.0):
     return np.mean(said), np.mean(latent), likeliest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rate"), [("colar", 0.0), ("regular", 0.0), ("colar", 0.3)]
 )
@@ -257,6 +258,7 @@ def test_speeds_and_labels_are_drawn():
     assert len(firsts) > 1, "what a label is doesn't follow from the speed"
 
 
+@pytest.mark.slow
 def test_what_is_said_trains_the_projector():
     """Through the inputs, each part of it, and without the head."""
     case = _case("regular")
@@ -268,6 +270,7 @@ def test_what_is_said_trains_the_projector():
     assert not np.any(grads["reasoner"]["head"]["mean"]["kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["colar", "regular"])
 def test_the_head_s_aims_and_regular_s_codes_are_constants(name):
     """Of a head that looks at nothing: its loss moves it alone, no embedding and no projector that aims are made of."""

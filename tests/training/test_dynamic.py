@@ -130,6 +130,7 @@ DRAWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "on_host"), [(1, False), (2, True)])
 def test_only_mixed_groups_reach_the_objective(devices, on_host):
     """The first four of three batches, in the order they were drawn in, of prompts of any width."""

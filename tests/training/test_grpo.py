@@ -89,6 +89,7 @@ def test_clips_are_those_of_a_loop():
     )
 
 
+@pytest.mark.slow
 def test_latent_grpo_s_advantages_are_a_loop_s():
     """The first choice is the right rollout's of the best mean; one that was cut off has none, best or not."""
     rng = np.random.default_rng(0)
@@ -425,6 +426,7 @@ def _toy_reward(tokens_N1, index_N):
     return (tokens_N1[:, 0] - 100 * index_N) / 8.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
 def test_a_masked_rollout_is_out_of_the_loss(monkeypatch, reduction):
     """The loss, with the divergence's term, is that of the group without it."""
@@ -461,6 +463,7 @@ def test_a_masked_rollout_is_out_of_the_loss(monkeypatch, reduction):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "micro_batches"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.slow)]
 )

@@ -78,6 +78,7 @@ def slow_scores(reasoner, transition=lambda hidden_LD: hidden_LD):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["coconut", "codi"])
 def test_a_latent_s_score_is_the_slow_loop_s(architecture):
     """CODI's after its projector; under a gate a thought's score has T terms, without as many as it has latents."""
@@ -157,6 +158,7 @@ def labels_of(policy, rule, count: int):
     return drawn, completions
 
 
+@pytest.mark.slow
 def test_without_noise_thoughts_and_completions_are_the_greedy_run():
     clean = policy_of(
         dataclasses.replace(ROLLOUT, stopping="threshold", dropout_rate=0.0)
@@ -193,6 +195,7 @@ def test_completions_of_every_beginning_have_noise_of_their_own(monkeypatch):
     assert len(np.unique(found.reshape(-1, 2), axis=0)) == 4 * T * count
 
 
+@pytest.mark.slow
 def test_completions_go_on_from_as_many_latents_as_they_are_labels_of():
     """Where these are all, what is said is the thought's own answer, which has no noise; before, latents are drawn."""
     config = dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0)

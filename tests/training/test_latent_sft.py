@@ -194,6 +194,7 @@ def _slow(case, phase: str, index: int, moved=0.0):
     return entropy, len(learned), np.mean(away) if away else 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phase", "same"), [("union", False), ("final", True)])
 def test_labels_alone_are_made_without_dropout(case, phase, same):
     batch = _batch(case, case.recipe, case.phases[phase])
@@ -246,6 +247,7 @@ def test_mixed_embeddings_are_constants(case):
     )
 
 
+@pytest.mark.slow
 def test_phases_train_their_parts(case):
     """With adapters, which are the encoder's own and the reasoner's."""
     only = (REASONER,)

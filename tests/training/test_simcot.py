@@ -150,6 +150,7 @@ def _weighted(case, weight: float):
     )
 
 
+@pytest.mark.slow
 def test_explanations_are_the_slow_loop_s(case):
     total, sums = compiled(_weighted(case, WEIGHT).loss_of(case.policy))(
         case.params, case.batch, KEY
@@ -260,6 +261,7 @@ def test_a_row_s_mean_is_over_its_own_thoughts(case):
         )
 
 
+@pytest.mark.slow
 def test_the_second_model_has_dropout_where_the_published_one_has(case):
     """CODI's; COCONUT's is never in training mode. The reasoner's states are one vector, whatever is dropped."""
     flat = jax.tree.map(np.zeros_like, case.params["reasoner"])

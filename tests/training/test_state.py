@@ -65,6 +65,7 @@ def test_the_checker_sees_a_key_that_is_used_twice():
         _traced(twice, jax.random.key(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_a_step_of_reinforcement_learning(name):
     policy, objective = EVERY[name]
@@ -111,6 +112,7 @@ def test_a_rollout(policy):
 IN_LOOP = Coconut().on(dataclasses.replace(tiny.CONFIG, scan_layers=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "noise"),
     [pytest.param("rl", "thought", marks=pytest.mark.slow), pytest.param("rl", "all", marks=pytest.mark.slow),
@@ -204,6 +206,7 @@ def _arrays(seed, size):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_steps_are_optax_s_and_a_broken_one_changes_nothing(name):
     config = OptimizerConfig(name, learning_rate=0.1, weight_decay=0.1, clip_norm=3.0)

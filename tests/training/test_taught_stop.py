@@ -52,6 +52,7 @@ def _stops_by_hand(batch, params):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [1.0, 0.5])
 def test_the_likelihood_is_the_one_by_hand(weight):
     """The product over the latents before the last, and the last one's rho, even at the most that there may be."""
@@ -74,6 +75,7 @@ def test_the_likelihood_is_the_one_by_hand(weight):
     assert float(sums["loss"][0]) == float(total)
 
 
+@pytest.mark.slow
 def test_a_row_is_right_only_with_its_stop():
     """Of rows whose tokens are all right, those count whose gate fires at the last latent, and not before."""
     params = small_params()

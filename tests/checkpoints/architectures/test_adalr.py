@@ -64,6 +64,7 @@ def _asked(solver, questions=QUESTIONS):
     )
 
 
+@pytest.mark.slow
 @by_case
 def test_latents_and_answers_are_its_program_s(tmp_path, case):
     published(tmp_path / "adalr", case)
@@ -82,6 +83,7 @@ def test_latents_and_answers_are_its_program_s(tmp_path, case):
     np.testing.assert_array_equal(out.tokens, oracle[f"{case.name}.answers"])
 
 
+@pytest.mark.slow
 @by_case
 def test_logits_are_its_program_s(tmp_path, case):
     """At every position of a text with latents, of which the two choices' are read as a difference."""
@@ -168,6 +170,7 @@ def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, case):
     np.testing.assert_array_equal(filled, oracle[f"{case.name}.answers"])
 
 
+@pytest.mark.slow
 @by_case
 def test_there_and_back(tmp_path, case):
     """Imported, exported and opened again it is the same, with the rows of its tokens in the tables."""
@@ -245,6 +248,7 @@ def _row_left(folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "words"),
     [

@@ -39,6 +39,7 @@ def params_of(evolved: bool):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evolved", [False, True])
 def test_a_thought_is_that_of_full_forwards(evolved):
     """At first all silent tokens have the same input, so that one forward is enough; then each has the state before."""
