@@ -334,7 +334,8 @@ def _with_answers(
         breaks += problem.question.endswith("\n")
     if breaks:
         warnings.append(
-            f"{source}: {breaks} questions end with a line break, which prompts keep; take it off if it is the file's"
+            f"{source}: a line break ends {breaks} of {count} questions, and prompts keep it; take it off if it is the "
+            "file's own"
         )
     return Problems(
         problems.values(),

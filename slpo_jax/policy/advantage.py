@@ -18,7 +18,7 @@ Advantage = Callable[..., Array]
 """(rewards float [G] of a group, bool [G] which of them count; None is all) -> advantages [G], without gradient."""
 
 
-def _without_rounding(
+def _zero_where_equal(
     advantages_G: Array, rewards_G: Array, counts_G: Array | None
 ) -> Array:
     """Make the advantages of equal rewards exactly 0.
@@ -54,7 +54,7 @@ def rloo(rewards_G: Array, counts_G: Array | None = None) -> Array:
         advantages_G = rewards_G - others_G
         has_advantage_G = counts_G & (count > 1)
         advantages_G = jnp.where(has_advantage_G, advantages_G, 0.0)
-    advantages_G = _without_rounding(advantages_G, rewards_G, counts_G)
+    advantages_G = _zero_where_equal(advantages_G, rewards_G, counts_G)
     return jax.lax.stop_gradient(advantages_G)
 
 
@@ -82,7 +82,7 @@ def grpo(rewards_G: Array, counts_G: Array | None = None) -> Array:
         variance = squares_G.sum() / jnp.maximum(count - 1, 1)
         std = jnp.sqrt(variance)
     advantages_G = offsets_G / (std + 1e-4)
-    advantages_G = _without_rounding(advantages_G, rewards_G, counts_G)
+    advantages_G = _zero_where_equal(advantages_G, rewards_G, counts_G)
     return jax.lax.stop_gradient(advantages_G)
 
 

@@ -370,8 +370,8 @@ class StageLoop:
             np.savez_compressed(path, **leaves)
         raise UserError(
             f"{self.name}: loss or gradient was not finite in the last {self.max_skipped} steps, up to step {step}, "
-            f"whose batch is in {path}; lower the stage's learning rate, or mend the data or the "
-            f"rewards (too large?), delete {self.checkpoints.directory} and run again"
+            f"whose batch is in {path}; lower the stage's learning rate, mend the data or give "
+            f"smaller rewards; then delete {self.checkpoints.directory} and run again"
         )
 
     def finish(self, state: TrainState, extra: Mapping[str, Any] | None = None) -> None:

@@ -101,7 +101,7 @@ def test_line_breaks_behind_questions_are_kept_and_said():
     read = load_problems(rows)
     assert [problem.question for problem in read] == ["0 ?", "1 ?\n", "2 ?\n"]
     (line,) = read.warnings
-    assert "2 questions end with a line break" in line
+    assert "2 of 3" in line
 
 
 def test_a_class_is_read_by_its_name():

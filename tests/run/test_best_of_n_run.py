@@ -12,6 +12,20 @@ from slpo_jax.run.experiment import build
 from small_run import load_config
 
 
+def test_a_gate_that_imitation_has_taught_is_a_trained_one(tmp_path):
+    config = load_config()
+    own = {
+        "data.train": "synthetic:train",
+        "stages": ("imitate", "best_of_n"),
+        "gate.enabled": True,
+        "imitate.gate_weight": 1.0,
+        "imitate.final_latents": "steps",
+    }
+    config.update_from_flattened_dict(own)
+    stage = build(read_config(config), tmp_path).stage("best_of_n")
+    assert best_of_n.prepare(stage) is stage
+
+
 def test_every_step_draws_from_the_start_at_the_stage_s_temperature(
     tmp_path, monkeypatch
 ):

@@ -113,9 +113,6 @@ CHECKED = [
      "config.evaluate.max_answer_tokens"),
     (BEST_OF_N | {"gate.enabled": True}, "stages", "cold_start"),
     (BEST_OF_N | {"gate.enabled": True, "stages": ("best_of_n",)}, "stages", "best_of_n"),
-    # Its gate is taught by imitation, so what is refused is something else.
-    (BEST_OF_N | {"gate.enabled": True, "imitate.gate_weight": 1.0, "imitate.final_latents": "steps",
-                  "best_of_n.batch_size": 5}, "best_of_n.batch_size", "5"),
     (BEST_OF_N | {"best_of_n.scorer": "gate"}, "best_of_n.scorer", "gate"),
     (BEST_OF_N | {"best_of_n.scorer": "latent_rm"}, "best_of_n.scorer", "latent_rm"),
     (BEST_OF_N | {"reward": "mine", "reward_processes": 1}, "reward_processes", "mine"),

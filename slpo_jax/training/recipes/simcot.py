@@ -163,7 +163,7 @@ class SimCot(RecipeSettings):
             needed = list[Needs]()
             for index, sizes in enumerate(base):
                 longest = 0
-                for latents in _numbers(problems, phase, index):
+                for latents in _list_numbers(problems, phase, index):
                     for text in texts(index, latents):
                         longest = max(longest, len(text))
                 # The decoder reads a thought's latents, and then each word of its text but the last.
@@ -233,8 +233,8 @@ def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
     return _CodiThoughts(1)
 
 
-def _numbers(problems: EncodedProblems, phase: Phase, index: int) -> Sequence[int]:
-    """List the numbers of latents that a problem may have in a phase."""
+def _list_numbers(problems: EncodedProblems, phase: Phase, index: int) -> Sequence[int]:
+    """List the numbers of latents that a problem may have in a phase, as `curriculum.imitation_batch` has them."""
     steps = max(1, len(problems.steps[index]))
     # The number is drawn between the problem's steps and the slots.
     if phase.latents is None:
