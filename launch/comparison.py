@@ -65,6 +65,9 @@ NAMES = {
     "colar": "CoLaR",
     "regular": "ReGuLaR with text",
     "latent_sft": "Latent-SFT",
+    "adalr": "AdaLR",
+    "seven": "seven operations",
+    "llama": "tiny Llama",
     # Metrics.
     "acc": "Acc",
     "latent_steps": "latents",
@@ -75,7 +78,7 @@ NAMES = {
     "pearson_difficulty_r": "r with difficulty",
 }
 NAMES |= {f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)}
-NAMES |= {f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4, 5)}
+NAMES |= {f"depth_{depth}": f"depth {depth}" for depth in range(1, 8)}
 _BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
 for _contender in CONTENDERS:
     _reasoner = NAMES[_contender].replace(" on ", ", ")

@@ -80,6 +80,19 @@ _SHORT = {
 _COUNTDOWN = "configs/countdown.py"
 _DEPTH = "configs/depth.py"
 _PRICE = "configs/price.py"
+_CHAINS = "configs/chains.py"
+_ON_CHAINS = ("none", "cot", "coconut", "simcot_coconut", "codi", "simcot_codi", "colar", "regular", "adalr")
+_ASKED_SEVEN = {
+    "data.eval.depth_6": "chain:6",
+    "data.eval.depth_7": "chain:7",
+    "prompt_slots": (24,),
+}
+_SEVEN = _ASKED_SEVEN | {
+    "data.chain.depth": 7,
+    "max_latents": 8,
+    "imitate.max_latent_stage": 7,
+    "imitate.suffix_slots": tuple(range(4, 46, 6)),
+}
 _REWARDED = (
     "slpo_sum",
     "slpo",
@@ -298,6 +311,21 @@ TABLES = {
         tuple(Run(cell, f"{_DEPTH}:{cell}") for cell in ("none", "simcot", "cot", "coconut")),
         ("imitate", "imitate_by_steps"), (), (0, 1, 2, 3, 4, 17),
         ("acc", "latent_steps", "sequential_steps", "milliseconds"), ("acc", "latent_steps", "sequential_steps"),
+    ),
+    # More operations than five, demonstrated or only asked for.
+    "depth_beyond": Table(
+        (
+            Run("seven", f"{_DEPTH}:simcot", _SEVEN),
+            Run("llama", f"{_DEPTH}:simcot", {"reasoner": "coconut_llama", "max_latents": 8} | _ASKED_SEVEN),
+        ),
+        ("imitate", "imitate_by_steps"), (), (0,),
+        ("acc", "latent_steps", "sequential_steps"), ("acc", "latent_steps"),
+    ),
+    # Which reasoners learn chains in as many minutes?
+    "chains": Table(
+        tuple(Run(name, f"{_CHAINS}:{name}") for name in _ON_CHAINS),
+        ("imitate",), (), (0, 1, 2),
+        ("acc", "latent_steps", "sequential_steps"), ("acc", "latent_steps"),
     ),
     # Do rewards shorten thoughts that are longer than needed, and what do right answers alone do?
     "price": Table(
