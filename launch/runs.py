@@ -23,6 +23,25 @@ _QUICKSTART = "configs/quickstart.py"
 _QUICK_CELLS = {"simcot": "", "no_latents": "no_latents", "cot": "cot"}  # run -> cell
 _QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
 _QUICK_RATES = (1e-4, 3e-4, 1e-3)
+# The same on word problems: imitation knows no others than its demonstrations.
+_WORD_PROBLEMS = {
+    "tokenizer": "synthetic:30",
+    "prompt_slots": (24,),
+    "imitate.max_latent_stage": 3,
+    "data.demos": "",
+    "data.train": "synthetic:train",
+    "data.valid": "synthetic:valid",
+    "data.eval.test": "synthetic:test",
+}
+_WORD_DEMOS = _WORD_PROBLEMS | {
+    "data.synthetic.train_size": 2_000,
+    "stages": ("imitate", "evaluate"),
+}
+_WORD_REWARDS = _WORD_PROBLEMS | {
+    "data.synthetic.train_size": 8_500,
+    "stages": ("rl", "evaluate"),
+    "init": "{after}/checkpoints/imitate",
+}
 _FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
 _IMITATED = {
     "stages": ("imitate", "evaluate"),
@@ -257,6 +276,15 @@ TABLES = {
         ("imitate_no_thought", "imitate", "imitate_control", "keys", "answer_only"), (0, 1, 2, 3, 4, 5),
         (*_AVERAGES, "latent_steps", "answer_tokens"), folder="quickstart_seeds",
         across=(("no_latents", "answer_only"), ("cot", "grpo")),
+    ),
+    "words_few": Table(
+        (
+            Run("simcot", _QUICKSTART, _WORD_DEMOS | {"max_latents": 3}, rows=("imitate", "imitate_control")),
+            Run("rewards", _QUICKSTART, _WORD_REWARDS | {"max_latents": 3}, "simcot", _QUICK_OBJECTIVES),
+            Run("no_latents", f"{_QUICKSTART}:no_latents", _WORD_DEMOS, rows=("imitate",)),
+            Run("no_latents_rewards", f"{_QUICKSTART}:no_latents", _WORD_REWARDS, "no_latents", ("answer_only",)),
+        ),
+        ("imitate", "imitate_control", *_QUICK_OBJECTIVES), ("imitate", "imitate_control", "keys", "answer_only"),
     ),
     "graph": Table(
         (Run("main", "configs/graph.py"),),
