@@ -33,13 +33,11 @@ OLDER = {
         "sweeps": "now figure3", "advantages": "now figure4", "difficulty": "now figure7", "thresholds": "retired",
     },
     "generate.json": {"benchmarks.generate": "retired"},
-    "geometry.json": {"geometry": "retired"},
     "gradients.json": {"gradients": "retired"},
     "passk.json": {"--plain": "retired", "--shapes quickstart": "now --shapes graph"},
     "real_budget.json": {"--budget": "retired"},
     "real_budget_countdown.json": {"--budget": "retired"},
     "recovery.json": {"benchmarks.recovery": "retired", "launch/kill_test.py": "now tests/run/test_kill.py"},
-    "schedules.json": {"schedules": "retired", "ways": "retired"},
     "step.json": {
         "benchmarks.slpo_step": "now benchmarks.step", "benchmarks.growth": "retired",
         "benchmarks.levers": "retired", "benchmarks.floor": "retired",
