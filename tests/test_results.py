@@ -17,6 +17,7 @@ PARTS = {
     "depth_more": "depth",
     "depth_controls": "depth",
     "depth_coconut": "depth",
+    "depth_last": "depth",
     "gradients_chains_more": "gradients_chains",
     "quickstart_cot": "quickstart",
     "quickstart_cot_more": "quickstart",
