@@ -100,7 +100,17 @@ _COUNTDOWN = "configs/countdown.py"
 _DEPTH = "configs/depth.py"
 _PRICE = "configs/price.py"
 _CHAINS = "configs/chains.py"
-_ON_CHAINS = ("none", "cot", "coconut", "simcot_coconut", "codi", "simcot_codi", "colar", "regular", "adalr")
+_ON_CHAINS = (
+    "none",
+    "cot",
+    "coconut",
+    "simcot_coconut",
+    "codi",
+    "simcot_codi",
+    "colar",
+    "regular",
+    "adalr",
+)
 _ASKED_SEVEN = {
     "data.eval.depth_6": "chain:6",
     "data.eval.depth_7": "chain:7",

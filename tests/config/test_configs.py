@@ -5,6 +5,7 @@ import importlib
 import pytest
 
 import arena
+import chains
 import countdown
 import quickstart
 import soft_quickstart
@@ -233,6 +234,7 @@ CELLS = {
         "tune",
         *(cell + kind for cell in ("no_latents", "cot") for kind in TUNED),
     ],
+    chains: list(chains.REASONERS),
     soft_quickstart: [
         method + kind for method in soft_quickstart.METHODS for kind in TUNED
     ],
@@ -245,6 +247,7 @@ CELLS = {
     [
         (twelve, "codi_gpt2,luck"),
         (arena, "luck_gpt2"),
+        (chains, "luck"),
         (countdown, "codi_luck"),
         (quickstart, "luck"),
         (soft_quickstart, "lepo,tun"),
