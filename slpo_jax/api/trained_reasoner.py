@@ -471,6 +471,26 @@ class TrainedReasoner:
             names = ", ".join(sorted(others)).replace("_", " ")
             logging.warning("%s: holds adapters alone, without the %s", target, names)
 
+        # How a thought ends is written in exports of whole models, and another stage's may end otherwise.
+        config = self.config
+        if not config.max_latents:
+            return
+        given = {"max_latents": self.solver.rule}
+        if self.solver.stopping == "threshold":
+            given = {
+                "max_latents": config.max_latents,
+                "stop_threshold": self.solver.rule,
+            }
+        given["max_new_tokens"] = (
+            config.evaluate.max_answer_tokens or config.max_answer_tokens
+        )
+        settings = ", ".join(f"{name}={value}" for name, value in given.items())
+        logging.warning(
+            "%s: over an export of its base it thinks as that says; to think as this reasoner, give generate %s",
+            target,
+            settings,
+        )
+
 
 def _encode_fitting(
     setup: Setup, problems: Sequence[Problem], judge: Reward

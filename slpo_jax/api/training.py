@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from slpo_jax.api.trained_reasoner import TrainedReasoner, load
 from slpo_jax.config.config_checks import check
 from slpo_jax.config.registry import register_reward
 from slpo_jax.data.problem import Problems
-from slpo_jax.data.problems import load_problems
+from slpo_jax.data.problems import DataConfig, load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.data.record_files import records_text
 from slpo_jax.data.record_readers import is_dataset_dict, reusable, select_split
@@ -98,7 +99,8 @@ def train(
     for key, value in {"eval": eval, "config": config}.items():
         is_mapping = isinstance(value, Mapping | None)
         if not is_mapping or not all(isinstance(name, str) for name in value or ()):
-            raise UserError(f"{key}: {value!r} is not valid; give a dict by names")
+            shown = reprlib.repr(value)  # short, whatever it is
+            raise UserError(f"{key}: {shown} is not valid; give a dict by names")
     for key, path in {"start": start, "base": base, "workdir": workdir}.items():
         if not isinstance(path, str | os.PathLike | ConfigDict):
             raise UserError(f"{key}: {path!r} is not valid; give a text or a path")
@@ -130,6 +132,10 @@ def train(
     tests = dict(eval or {})
     if is_dataset_dict(train):
         valid, tests = _other_splits(train, valid, tests)
+    try:
+        DataConfig(eval=dict.fromkeys(tests, ""))
+    except FieldError as error:
+        raise UserError("eval", error.problem) from None
     sources = {
         "train": _source("train", train, folder),
         "valid": _source("valid", valid, folder),

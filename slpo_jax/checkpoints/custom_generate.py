@@ -79,6 +79,7 @@ _REFUSED = (
     "inputs_embeds",
     "position_ids",
     "prefill_chunk_size",
+    "prompt_lookup_num_tokens",
     "token_type_ids",
 )
 """Arguments of transformers' `generate` that make no sense with a thought before the answer."""

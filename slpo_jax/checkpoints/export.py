@@ -61,14 +61,14 @@ def replaced_by_export(
     Raises:
         UserError: the folder is in use and must not be overwritten, or it is a run's.
     """
+    if is_checkpoint(target) or Workdir(target).checkpoints.is_dir():
+        raise UserError(f"{target}: is a run's folder; give another directory")
     names = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
     if (target / FILE).is_file() and matches_checksums(target):
         return names
     if not (overwrite and target.is_dir()):
         check_free(target, remedy)
         return None
-    if is_checkpoint(target) or Workdir(target).checkpoints.is_dir():
-        raise UserError(f"{target}: is a run's folder; give another directory")
     return names
 
 
@@ -105,6 +105,11 @@ def write_export(
     files = thinking_files(config, checkpoint, rule, can_think)
     if can_think:
         write_chat_template(checkpoint.template)
+    elif checkpoint.description.architecture.has_latents:
+        logging.warning(
+            "%s: thinks in slpo_jax alone: PyTorch and transformers know neither its latents nor its prompt",
+            target,
+        )
     files["README.md"] = model_card(
         source, checkpoint.description, target.name, can_think, DECODER in params
     )

@@ -251,6 +251,7 @@ def data(arguments: list[str]) -> None:
     # Read the problems, as a run does or as a new one would.
     if flags.out:
         check_name(flags.out)
+        _check_is_another(flags.out, flags.set or flags.problems)
     if flags.set is None:
         from slpo_jax.api.training import read
 
@@ -259,7 +260,10 @@ def data(arguments: list[str]) -> None:
                 f"{flags.problems}: is a run; name one of its sets too: slpo data {flags.problems} SET"
             )
 
-        problems = read(flags.problems, flags.answers, fields, with_columns=False)
+        # What is written keeps all columns, and problems without an answer.
+        problems = read(
+            flags.problems, flags.answers, fields, with_columns=bool(flags.out)
+        )
     else:
         from slpo_jax.api.trained_reasoner import load
 
@@ -274,6 +278,15 @@ def data(arguments: list[str]) -> None:
         print(line)
     if flags.out:
         write_problems(flags.out, problems)
+        print(f"written: {flags.out}, {len(problems):,} problems")
+
+
+def _check_is_another(out: str, source: str) -> None:
+    """Refuse to write problems over the file that they are read from."""
+    target = Path(out).expanduser()
+    read_from = Path(source).expanduser()
+    if target.exists() and read_from.exists() and target.samefile(read_from):
+        raise UserError(f"--out: {out} is the file that is read; give another name")
 
 
 def _make_asker(name: str, about: str | None, samples: int) -> CommandParser:

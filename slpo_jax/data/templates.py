@@ -126,7 +126,8 @@ class Template:
         after = after + "".join(last)
         answer = ""
         if self.start_id is not None:
-            after += self.tokenizer.convert_ids_to_tokens(self.start_id)
+            # Decoded, since a marker that is a word of the vocabulary has a blank of its own before it.
+            after += self.tokenizer.decode([self.start_id])
             eos = _literal(self.tokenizer.convert_ids_to_tokens(self.eos_id))
             answer = (
                 "{% if messages[-1]['role'] == 'assistant' and not add_generation_prompt %}"

@@ -160,7 +160,7 @@ def choose_control(
     """Choose what a row is measured against: of the rows without rewards the one that is hardest to beat by Acc.
 
     Of equally hard ones that is SFT with as many steps more. Where no row without rewards is compared, the control is
-    the row where training started, or else the first one; None where nothing is compared.
+    the row where training started; None where that isn't compared either.
     """
     compared = []
     unrewarded = []
@@ -177,13 +177,11 @@ def choose_control(
 
         return min(unrewarded, key=difficulty)
 
-    # No row without rewards: where training started, or else the first row.
+    # No row without rewards: where training started.
     settings = report["rows"][name]["settings"]
     start = settings.get("start", {})
     stage = start.get("stage")
-    if stage in compared:
-        return stage
-    return next(iter(compared), None)
+    return stage if stage in compared else None
 
 
 def _has_no_reward(report: Report, name: str) -> bool:

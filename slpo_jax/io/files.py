@@ -350,4 +350,4 @@ def snapshot(hub_id: str, key: str, patterns: tuple[str, ...] = TEXTS) -> Path:
         raise UserError(
             f"{key_name(key)}: {hub_id} is no local path, and can't be had from the Hugging Face hub or its cache "
             f"({first_line(error)}); give a local path or check the network"
-        ) from error
+        ) from None

@@ -238,11 +238,15 @@ def _columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str, Any]:
-    row: dict[str, Any] = {"steps": list(problem.steps)}
+    row: dict[str, Any] = {}
     for name, value in problem.columns.items():
         if names.everything or name in names.named:
             row[name] = _copy(value)
-    row |= {"question": problem.question, "answer": problem.answer}
+    row |= {
+        "question": problem.question,
+        "answer": problem.answer,
+        "steps": list(problem.steps),
+    }
     row |= {"latents": written.latents, "truncated": written.truncated}
     if "is_right" in names.named:
         row["is_right"] = written.is_right

@@ -396,8 +396,9 @@ def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):
         "work/checkpoints/cold_start",
         "work/checkpoints/cold_start/0",
     ):
-        with pytest.raises(slpo.UserError, match=f"{folder}: "):
-            reasoner.export(tmp_path / folder, overwrite=True)
+        for overwrite in (False, True):
+            with pytest.raises(slpo.UserError, match=f"{folder}: is a run's folder"):
+                reasoner.export(tmp_path / folder, overwrite=overwrite)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(slpo.UserError, match="file: "):
         reasoner.export(tmp_path / "file", overwrite=True)
@@ -580,6 +581,12 @@ def test_a_dict_of_splits_gives_the_sets_that_are_not_given(
         "splits train, validation, test of train, validation, test"
         in capsys.readouterr().err
     )
+
+
+def test_nothing_is_written_where_a_set_has_no_name_of_a_file(tmp_path):
+    with pytest.raises(slpo.UserError, match=r"^eval: .*'a/b' is to be the name of"):
+        slpo.train(train=RECORDS, eval={"a/b": RECORDS}, workdir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_does_not_go_on_with_other_records(tmp_path, monkeypatch):

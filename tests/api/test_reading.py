@@ -1,6 +1,7 @@
 """How a file is understood, by `slpo.read` and `slpo data`: against lines and problems written out by hand."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pandas
 import pytest
 
 import slpo_jax as slpo
+from slpo_jax.cli.reasoner_commands import data
 from slpo_jax.data.problem import Problem
 
 TABLE = """id,question,context,answer,rationale,subject
@@ -22,6 +24,9 @@ FOUND = (
     Problem("How much?", (), "6 pens"),
     Problem("Why?", (), "because"),
 )
+RECORDS = """{"question": "1 + 1", "answer": "2", "w": 5}
+{"question": "2 + 2", "answer": ""}
+"""
 FIELDS = [
     "  question from question, context; answer from answer; steps from rationale",
     "  not used: id, subject",
@@ -97,6 +102,29 @@ def test_what_can_not_be_read_is_a_line_in_the_words_of_the_call(path, given, me
     with pytest.raises(slpo.UserError, match=message) as error:
         slpo.read(path, **given)
     assert "\n" not in str(error.value)
+
+
+def test_problems_are_not_written_over_the_file_that_they_are_from(
+    path, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    path.rename("set.jsonl")
+    (tmp_path / "set.jsonl").write_text(RECORDS)
+    with pytest.raises(slpo.UserError, match="^--out: ./set.jsonl is the file that is"):
+        data(["set.jsonl", "--out=./set.jsonl"])
+    assert (tmp_path / "set.jsonl").read_text() == RECORDS
+
+
+def test_written_problems_keep_all_columns(tmp_path, capsys):
+    (tmp_path / "set.jsonl").write_text(RECORDS)
+    out = tmp_path / "other.jsonl"
+    data([str(tmp_path / "set.jsonl"), f"--out={out}"])
+    assert f"written: {out}, 2 problems" in capsys.readouterr().out
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["question"], row.get("w")) for row in rows] == [
+        ("1 + 1", 5),
+        ("2 + 2", None),
+    ]
 
 
 @pytest.mark.slow

@@ -959,6 +959,7 @@ def test_a_caller_s_functions_see_prompt_and_answer(exported):
         ({"input_ids": "flat"}, "takes the tokens of prompts"),
         ({"token_type_ids": [[0]]}, "takes no token_type_ids"),
         ({"guidance_scale": 2.0}, "takes no guidance_scale"),
+        ({"prompt_lookup_num_tokens": 2}, "takes no prompt_lookup_num_tokens"),
     ],
 )
 def test_what_a_thought_can_not_be_made_of_is_a_line(exported, changes, says):

@@ -140,6 +140,14 @@ def test_special_tokens_are_read_in_a_question_and_are_text_in_an_answer():
     )
 
 
+def test_a_chat_template_ends_with_a_marker_that_is_a_word():
+    template = Colar(64).template(task_tokenizer("graph", 8))
+    write_chat_template(template)
+    chat = [{"role": "user", "content": "n1>n4"}]
+    asked = template.tokenizer.apply_chat_template(chat, return_dict=True)
+    assert asked["input_ids"] == template.prompt("n1>n4")
+
+
 def test_codi_on_a_word_level_tokenizer():
     tokenizer = task_tokenizer("synthetic", 30)
     known = len(tokenizer)

@@ -224,6 +224,15 @@ def test_each_row_stands_beside_its_control(case):
     assert found["warnings"] == []
 
 
+def test_a_row_with_rewards_is_no_control():
+    """Where neither imitation nor where it started was evaluated."""
+    made = _made_up([_entry("acc", GOOD, "cold_start")], {})
+    made["rows"]["cold_start"]["settings"] = made["rows"]["slpo"]["settings"]
+    made["rows"]["slpo"]["settings"] = {"stage": "rl", "start": {"stage": "other"}}
+    row = make_headline(made)["rows"][-1]
+    assert (row["row"], row["control"]) == ("slpo", None)
+
+
 def test_the_first_lines_are_of_the_mean_of_the_sets():
     """Where there is one; several runs are said; without Pass@8 the largest k is shown."""
     entries = [

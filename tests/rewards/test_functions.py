@@ -67,6 +67,24 @@ def test_a_function_gets_what_it_names(function):
     assert asked_of(function, PROBLEMS, TEXTS) == [1.0, 0.0]
 
 
+def test_steps_are_the_problem_s_and_not_a_column_of_that_name():
+    columns = {"steps": "1 + 1 = 2\n2 + 1 = 3"}
+    problem = Problem("1 + 1 + 1", ("1 + 1 = 2", "2 + 1 = 3"), "3", columns)
+    seen = []
+
+    def one(completion, steps):
+        seen.append(steps)
+        return 1.0
+
+    def many(completions, steps, **rest):
+        seen.extend(steps)
+        return [1.0]
+
+    for function in (one, many):
+        asked_of(function, [problem], TEXTS[:1])
+    assert seen == [["1 + 1 = 2", "2 + 1 = 3"]] * 2
+
+
 def test_what_a_function_names():
     assert names_of(either).columns == {"pair"}
     assert names_of(trl_style).columns is None

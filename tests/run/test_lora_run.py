@@ -144,6 +144,9 @@ def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
     assert [line for line in warnings if "adapters alone" in line] == [
         f"{target}: holds adapters alone, without the latent policy"
     ]
+    most = reasoner.solver.rule
+    told = f"give generate max_latents={most}, max_new_tokens="
+    assert any(told in line for line in warnings)
     with pytest.raises(UserError, match=r"^adapters: .*config\.rl\.lora\.rank"):
         slpo_jax.load(base).export(tmp_path / "none", adapters=True)
     assert not (tmp_path / "none").exists()
