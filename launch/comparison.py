@@ -50,6 +50,8 @@ NAMES = {
     "hrpo": "HRPO",
     "soft_tokens": "Soft Tokens",
     # Reasoners.
+    "rewards": "SIM-CoT",
+    "no_latents_rewards": "no latents",
     "no_latents": "no latents",
     "no_thought": "no latents",
     "none": "no latents",

@@ -293,8 +293,10 @@ TABLES = {
             Run("rewards", _QUICKSTART, _WORD_REWARDS | {"max_latents": 3}, "simcot", _QUICK_OBJECTIVES),
             Run("no_latents", f"{_QUICKSTART}:no_latents", _WORD_DEMOS, rows=("imitate",)),
             Run("no_latents_rewards", f"{_QUICKSTART}:no_latents", _WORD_REWARDS, "no_latents", ("answer_only",)),
+            Run("cot", f"{_QUICKSTART}:cot", _WORD_DEMOS | {"max_answer_tokens": 28}, rows=("imitate",)),
         ),
         ("imitate", "imitate_control", *_QUICK_OBJECTIVES), ("imitate", "imitate_control", "keys", "answer_only"),
+        metrics=(*_AVERAGES, "sequential_steps"), across=(("no_latents_rewards", "answer_only"),),
     ),
     "graph": Table(
         (Run("main", "configs/graph.py"),),
