@@ -42,6 +42,7 @@ _WORD_REWARDS = _WORD_PROBLEMS | {
     "stages": ("rl", "evaluate"),
     "init": "{after}/checkpoints/imitate",
 }
+_THREE_LATENTS = {"max_latents": 3, "imitate.final_latents": "published"}
 _FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
 _IMITATED = {
     "stages": ("imitate", "evaluate"),
@@ -289,8 +290,9 @@ TABLES = {
     ),
     "words_few": Table(
         (
-            Run("simcot", _QUICKSTART, _WORD_DEMOS | {"max_latents": 3}, rows=("imitate", "imitate_control")),
-            Run("rewards", _QUICKSTART, _WORD_REWARDS | {"max_latents": 3}, "simcot", _QUICK_OBJECTIVES),
+            # Problems have one to three steps. Without a gate all think three latents, in imitation too.
+            Run("simcot", _QUICKSTART, _WORD_DEMOS | _THREE_LATENTS, rows=("imitate", "imitate_control")),
+            Run("rewards", _QUICKSTART, _WORD_REWARDS | _THREE_LATENTS, "simcot", _QUICK_OBJECTIVES),
             Run("no_latents", f"{_QUICKSTART}:no_latents", _WORD_DEMOS, rows=("imitate",)),
             Run("no_latents_rewards", f"{_QUICKSTART}:no_latents", _WORD_REWARDS, "no_latents", ("answer_only",)),
             Run("cot", f"{_QUICKSTART}:cot", _WORD_DEMOS | {"max_answer_tokens": 28}, rows=("imitate",)),
