@@ -42,6 +42,7 @@ _WORD_REWARDS = _WORD_PROBLEMS | {
     "stages": ("rl", "evaluate"),
     "init": "{after}/checkpoints/imitate",
 }
+_WRITTEN = {"imitate.max_latent_stage": 0, "max_answer_tokens": 28}
 _THREE_LATENTS = {"max_latents": 3, "imitate.final_latents": "published"}
 _FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
 _IMITATED = {
@@ -295,7 +296,7 @@ TABLES = {
             Run("rewards", _QUICKSTART, _WORD_REWARDS | _THREE_LATENTS, "simcot", _QUICK_OBJECTIVES),
             Run("no_latents", f"{_QUICKSTART}:no_latents", _WORD_DEMOS, rows=("imitate",)),
             Run("no_latents_rewards", f"{_QUICKSTART}:no_latents", _WORD_REWARDS, "no_latents", ("answer_only",)),
-            Run("cot", f"{_QUICKSTART}:cot", _WORD_DEMOS | {"max_answer_tokens": 28}, rows=("imitate",)),
+            Run("cot", f"{_QUICKSTART}:cot", _WORD_DEMOS | _WRITTEN, rows=("imitate",)),
         ),
         ("imitate", "imitate_control", *_QUICK_OBJECTIVES), ("imitate", "imitate_control", "keys", "answer_only"),
         metrics=(*_AVERAGES, "sequential_steps"), across=(("no_latents_rewards", "answer_only"),),
