@@ -293,12 +293,12 @@ TABLES = {
         (
             # Problems have one to three steps. Without a gate all think three latents, in imitation too.
             Run("simcot", _QUICKSTART, _WORD_DEMOS | _THREE_LATENTS, rows=("imitate", "imitate_control")),
-            Run("rewards", _QUICKSTART, _WORD_REWARDS | _THREE_LATENTS, "simcot", _QUICK_OBJECTIVES),
+            Run("rewards", _QUICKSTART, _WORD_REWARDS | _THREE_LATENTS, "simcot", _QUICK_OBJECTIVES[:-1]),
             Run("no_latents", f"{_QUICKSTART}:no_latents", _WORD_DEMOS, rows=("imitate",)),
             Run("no_latents_rewards", f"{_QUICKSTART}:no_latents", _WORD_REWARDS, "no_latents", ("answer_only",)),
             Run("cot", f"{_QUICKSTART}:cot", _WORD_DEMOS | _WRITTEN, rows=("imitate",)),
         ),
-        ("imitate", "imitate_control", *_QUICK_OBJECTIVES), ("imitate", "imitate_control", "keys", "answer_only"),
+        ("imitate", "imitate_control", *_QUICK_OBJECTIVES[:-1]), ("imitate", "imitate_control", "keys", "answer_only"),
         metrics=(*_AVERAGES, "sequential_steps"), across=(("no_latents_rewards", "answer_only"),),
     ),
     "graph": Table(

@@ -159,7 +159,6 @@ def test_it_writes_the_same_files_once(together, alone):
     ours = texts_of(work)
     theirs = texts_of(alone)
     assert ours.keys() == theirs.keys()
-    assert ours["report.md"] == theirs["report.md"]
     for name in ours:
         if name.endswith(".jsonl"):
             assert ours[name] == theirs[name], name
