@@ -1,4 +1,4 @@
-"""Chains of three operations, by one of nine reasoners in as many minutes. chains:REASONER.
+"""Chains of three operations: one of nine reasoners, in equal time. chains:REASONER.
 
 `slpo train chains:simcot_codi` trains a tiny GPT-2 from nothing on `7 * 3 + 9 * 7`, from left to right, modulo 10.
 Problems have one to three operations; each number of operations is a test set, and so is one more than is trained on.
