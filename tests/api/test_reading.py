@@ -110,7 +110,9 @@ def test_problems_are_not_written_over_the_file_that_they_are_from(
     monkeypatch.chdir(tmp_path)
     path.rename("set.jsonl")
     (tmp_path / "set.jsonl").write_text(RECORDS)
-    with pytest.raises(slpo.UserError, match=r"^--out: \./set\.jsonl is the file that is"):
+    with pytest.raises(
+        slpo.UserError, match=r"^--out: \./set\.jsonl is the file that is"
+    ):
         data(["set.jsonl", "--out=./set.jsonl"])
     assert (tmp_path / "set.jsonl").read_text() == RECORDS
 

@@ -14,7 +14,13 @@ from slpo_jax.checkpoints.export import write_chat_template
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer, token_bytes
+from slpo_jax.data.tokenizer import (
+    byte_tokenizer,
+    task_tokenizer,
+    token_bytes,
+    words_of,
+    words_tokenizer,
+)
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import parse_completion, read_completion
 
@@ -141,11 +147,13 @@ def test_special_tokens_are_read_in_a_question_and_are_text_in_an_answer():
 
 
 def test_a_chat_template_ends_with_a_marker_that_is_a_word():
-    template = Colar(64).template(task_tokenizer("graph", 8))
+    prompt = "Question: 2 + 3 Let's think step by step:(Thinking speed: 2) ###"
+    tokenizer = words_tokenizer(words_of([prompt]))
+    template = Colar(64).template(tokenizer)
     write_chat_template(template)
-    chat = [{"role": "user", "content": "n1>n4"}]
-    asked = template.tokenizer.apply_chat_template(chat, return_dict=True)
-    assert asked["input_ids"] == template.prompt("n1>n4")
+    chat = [{"role": "user", "content": "2 + 3"}]
+    asked = tokenizer.apply_chat_template(chat, return_dict=True)
+    assert asked["input_ids"] == template.prompt("2 + 3")
 
 
 def test_codi_on_a_word_level_tokenizer():
