@@ -5,8 +5,8 @@ Problems have one to three operations; each number of operations is a test set, 
 There are no rewards and no gate. COCONUT and CODI have a latent for each operation, and so have their SIM-CoTs; CoLaR,
 ReGuLaR and AdaLR stop by themselves. `none` has no latents, and `cot` writes each operation out.
 
-Every reasoner gets as many steps as take `MINUTES` on one CPU core. Where a recipe has stages, a stage ends when 98 %
-of its rows are right, or at its share of the steps. Nothing here was tuned: all have the learning rate of
+Every reasoner gets as many steps as take about four minutes on one CPU core. Where a recipe has stages, a stage ends
+when 98 % of its rows are right, or at its share of the steps. Nothing here was tuned: all have the learning rate of
 `configs/depth.py`.
 """
 
@@ -17,7 +17,6 @@ from slpo_jax.errors import UserError
 OPERATIONS = 3
 MODULUS = 10
 WORDS = 6 * OPERATIONS  # tokens of written operations
-MINUTES = 4
 _CURRICULUM = {"c_thought": 1, "max_latent_stage": OPERATIONS}
 # A latent of AdaLR's for each operation.
 _ADAPTIVE = {
@@ -28,7 +27,7 @@ _ADAPTIVE = {
     "adalr.latents_a_step": 1,
     "adalr.most": OPERATIONS + 1,
 }
-# By name: the architecture; keys of config.imitate; steps in so many minutes; how they are shared among the words, each
+# By name: the architecture; keys of config.imitate; steps in four minutes; how they are shared among the words, each
 # stage and the last; tokens of an answer.
 REASONERS = {
     "none": ("coconut", {"c_thought": 0, "max_latent_stage": OPERATIONS}, 4500, (3, 2, 1), 3),

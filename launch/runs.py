@@ -23,7 +23,7 @@ _QUICKSTART = "configs/quickstart.py"
 _QUICK_CELLS = {"simcot": "", "no_latents": "no_latents", "cot": "cot"}  # run -> cell
 _QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
 _QUICK_RATES = (1e-4, 3e-4, 1e-3)
-# The same on word problems: imitation knows no others than its demonstrations.
+# The same on word problems. The first of them are the demonstrations, and rewards have them all.
 _WORD_PROBLEMS = {
     "tokenizer": "synthetic:30",
     "prompt_slots": (24,),

@@ -27,13 +27,14 @@ from slpo_jax.api.solver import (
 )
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.export import (
+    ending_settings,
     export_adapters,
     replaced_by_export,
     write_export,
 )
 from slpo_jax.checkpoints.external_layouts import with_decoder
 from slpo_jax.checkpoints.saved_config import config_to_keep
-from slpo_jax.config.config import ends_at
+from slpo_jax.config.config import Config, ends_at
 from slpo_jax.config.overrides import merge_settings
 from slpo_jax.data.batches import EncodedProblems, pad_prompts
 from slpo_jax.data.problem import Problem, Problems
@@ -439,11 +440,8 @@ class TrainedReasoner:
             target, overwrite, "give another directory, or overwrite=True"
         )
 
-        # It stops as this reasoner does, which may be another rule than the checkpoint's.
         checkpoint = solver.setup.checkpoint
-        config = merge_settings(
-            solver.setup.config, {"gate.enabled": solver.stopping == "threshold"}
-        )
+        config = self._config_as_it_stops()
         description = dataclasses.replace(
             checkpoint.description,
             config=config_to_keep(config, checkpoint.opened),
@@ -471,25 +469,22 @@ class TrainedReasoner:
             names = ", ".join(sorted(others)).replace("_", " ")
             logging.warning("%s: holds adapters alone, without the %s", target, names)
 
-        # How a thought ends is written in exports of whole models, and another stage's may end otherwise.
-        config = self.config
-        if not config.max_latents:
-            return
-        given = {"max_latents": self.solver.rule}
-        if self.solver.stopping == "threshold":
-            given = {
-                "max_latents": config.max_latents,
-                "stop_threshold": self.solver.rule,
-            }
-        given["max_new_tokens"] = (
-            config.evaluate.max_answer_tokens or config.max_answer_tokens
+        # How a thought ends stands in the export of a whole model, and the base's may end otherwise.
+        settings = ending_settings(
+            self._config_as_it_stops(), self.solver.setup.checkpoint, self.solver.rule
         )
-        settings = ", ".join(f"{name}={value}" for name, value in given.items())
-        logging.warning(
-            "%s: over an export of its base it thinks as that says; to think as this reasoner, give generate %s",
-            target,
-            settings,
-        )
+        if settings:
+            told = ", ".join(f"{name}={value}" for name, value in settings.items())
+            logging.warning(
+                "%s: over an export of its base it thinks as that does; to think as this reasoner, give generate %s",
+                target,
+                told,
+            )
+
+    def _config_as_it_stops(self) -> Config:
+        """Return the config of an export, which stops as this reasoner does: the checkpoint may have another rule."""
+        is_gated = self.solver.stopping == "threshold"
+        return merge_settings(self.solver.setup.config, {"gate.enabled": is_gated})
 
 
 def _encode_fitting(

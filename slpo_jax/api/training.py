@@ -132,6 +132,7 @@ def train(
     tests = dict(eval or {})
     if is_dataset_dict(train):
         valid, tests = _other_splits(train, valid, tests)
+    # Records are written under these names.
     try:
         DataConfig(eval=dict.fromkeys(tests, ""))
     except FieldError as error:

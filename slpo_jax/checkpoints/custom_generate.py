@@ -82,7 +82,7 @@ _REFUSED = (
     "prompt_lookup_num_tokens",
     "token_type_ids",
 )
-"""Arguments of transformers' `generate` that make no sense with a thought before the answer."""
+"""Arguments of transformers' `generate` that make no sense with a thought before the answer, or go wrong after one."""
 
 _locks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

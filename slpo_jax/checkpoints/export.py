@@ -105,9 +105,9 @@ def write_export(
     files = thinking_files(config, checkpoint, rule, can_think)
     if can_think:
         write_chat_template(checkpoint.template)
-    elif checkpoint.description.architecture.has_latents:
+    elif config.max_latents:
         logging.warning(
-            "%s: thinks in slpo_jax alone: PyTorch and transformers know neither its latents nor its prompt",
+            "%s: thinks in slpo_jax alone; transformers can't make its latents, or not its prompts",
             target,
         )
     files["README.md"] = model_card(
@@ -309,6 +309,24 @@ def thinking_files(
     settings |= dict.fromkeys(REFUSING, untrusted)
     code = Path(__file__).with_name("custom_generate.py").read_text(encoding="utf-8")
     return {CODE: code, GENERATION_FILE: _json(settings)}
+
+
+def ending_settings(
+    config: Config, checkpoint: Checkpoint, rule: float | int
+) -> dict[str, Any]:
+    """Return what `generate` has to be told for a thought and an answer to end as in an export of this reasoner.
+
+    Args:
+        config, checkpoint, rule: as of `write_export`.
+    Returns:
+        by argument; {} where an export doesn't think in PyTorch.
+    """
+    if not thinks(config, checkpoint):
+        return {}
+    files = thinking_files(config, checkpoint, rule, thinks=True)
+    settings = json.loads(files[GENERATION_FILE])
+    names = ("max_latents", "stop_threshold", "max_new_tokens")
+    return {name: settings[name] for name in names if settings[name] is not None}
 
 
 def _json(settings: dict[str, Any]) -> str:

@@ -238,7 +238,7 @@ def data(arguments: list[str]) -> None:
         help="how many are shown; default: 3",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="a .jsonl file to write the problems to"
+        "--out", metavar="FILE", help="a new .jsonl file to write the problems to"
     )
     flags = parser.read(arguments)
     if flags.limit < 0:
@@ -251,7 +251,9 @@ def data(arguments: list[str]) -> None:
     # Read the problems, as a run does or as a new one would.
     if flags.out:
         check_name(flags.out)
-        _check_is_another(flags.out, flags.set or flags.problems)
+        # It may be what the problems are read from, by whatever name.
+        if Path(flags.out).expanduser().exists():
+            raise UserError(f"--out: {flags.out} exists; give another name")
     if flags.set is None:
         from slpo_jax.api.training import read
 
@@ -279,14 +281,6 @@ def data(arguments: list[str]) -> None:
     if flags.out:
         write_problems(flags.out, problems)
         print(f"written: {flags.out}, {len(problems):,} problems")
-
-
-def _check_is_another(out: str, source: str) -> None:
-    """Refuse to write problems over the file that they are read from."""
-    target = Path(out).expanduser()
-    read_from = Path(source).expanduser()
-    if target.exists() and read_from.exists() and target.samefile(read_from):
-        raise UserError(f"--out: {out} is the file that is read; give another name")
 
 
 def _make_asker(name: str, about: str | None, samples: int) -> CommandParser:

@@ -104,17 +104,14 @@ def test_what_can_not_be_read_is_a_line_in_the_words_of_the_call(path, given, me
     assert "\n" not in str(error.value)
 
 
-def test_problems_are_not_written_over_the_file_that_they_are_from(
-    path, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    path.rename("set.jsonl")
-    (tmp_path / "set.jsonl").write_text(RECORDS)
-    with pytest.raises(
-        slpo.UserError, match=r"^--out: \./set\.jsonl is the file that is"
-    ):
-        data(["set.jsonl", "--out=./set.jsonl"])
-    assert (tmp_path / "set.jsonl").read_text() == RECORDS
+def test_problems_are_not_written_over_a_file(tmp_path):
+    """It may be the one that they are read from, which lacks what isn't read."""
+    path = tmp_path / "set.jsonl"
+    path.write_text(RECORDS)
+    for arguments in ([str(path)], ["run", "test"]):
+        with pytest.raises(slpo.UserError, match=r"^--out: .*set\.jsonl exists"):
+            data([*arguments, f"--out={path}"])
+    assert path.read_text() == RECORDS
 
 
 def test_written_problems_keep_all_columns(tmp_path, capsys):

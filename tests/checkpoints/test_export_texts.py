@@ -1048,7 +1048,7 @@ def test_a_revision_of_the_hub_has_its_own_gate(exported, tmp_path):
     ],
 )
 def test_an_export_that_cannot_think_says_so(
-    tmp_path, reasoner, latent_policy, latents, words
+    tmp_path, reasoner, latent_policy, latents, words, warnings
 ):
     config = run_config(reasoner)
     config.latent_policy.name = latent_policy
@@ -1056,6 +1056,8 @@ def test_an_export_that_cannot_think_says_so(
     config.gate.enabled = False
     exported = tmp_path / "exported"
     export_checkpoint(checkpoint(config, tmp_path / "run"), exported)
+    said = [line for line in warnings if "thinks in slpo_jax alone" in line]
+    assert len(said) == (latents > 0)
     card = (exported / "README.md").read_text()
     assert words in card
     assert "custom_generate" not in card

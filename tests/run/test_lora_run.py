@@ -144,9 +144,8 @@ def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
     assert [line for line in warnings if "adapters alone" in line] == [
         f"{target}: holds adapters alone, without the latent policy"
     ]
-    most = reasoner.solver.rule
-    told = f"give generate max_latents={most}, max_new_tokens="
-    assert any(told in line for line in warnings)
+    # No export of it thinks in PyTorch, which therefore takes no settings.
+    assert not any("give generate" in line for line in warnings)
     with pytest.raises(UserError, match=r"^adapters: .*config\.rl\.lora\.rank"):
         slpo_jax.load(base).export(tmp_path / "none", adapters=True)
     assert not (tmp_path / "none").exists()
@@ -191,3 +190,26 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-6), found, wanted
     )
+
+
+@pytest.mark.slow
+def test_adapters_of_latents_say_how_a_thought_ends(tmp_path, warnings):
+    """As the export of the whole says it."""
+    tiny_folder(tmp_path / "base")
+    own = {
+        "reasoner": "coconut_gpt2",
+        "latent_policy.name": "latent",
+        "rl.steps": 1,
+        "max_latents": 3,
+        "max_answer_tokens": 5,
+    }
+    _train(tmp_path / "work", tmp_path / "base", **own)
+    reasoner = slpo_jax.load(tmp_path / "work")
+    reasoner.export(tmp_path / "apart", adapters=True)
+    told = [line for line in warnings if "give generate" in line]
+    assert len(told) == 1
+    assert told[0].endswith("max_latents=3, max_new_tokens=5")
+    reasoner.export(tmp_path / "whole")
+    text = (tmp_path / "whole" / "generation_config.json").read_text()
+    settings = json.loads(text)
+    assert (settings["max_latents"], settings["max_new_tokens"]) == (3, 5)
