@@ -3,11 +3,12 @@
 `7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions of one to four
 operations are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other
 problems, all of four operations, and tests are apart from both. The report shows what rewards are worth, against as
-many further steps of imitation and against the likelihood of a key to each problem.
+many further steps of imitation.
 
-    slpo train quickstart                                         imitation, further imitation, four objectives
-    slpo train quickstart:no_latents --workdir=runs/no_latents    the same rewards without latents
-    slpo train quickstart:cot --workdir=runs/cot                  the same with written steps, by GRPO
+    slpo train quickstart                                         imitation, further imitation, SLPO
+    slpo train quickstart:all --workdir=runs/all                  also answer_only, replay, and SFT on keys
+    slpo train quickstart:no_latents --workdir=runs/no_latents    rewards without latents
+    slpo train quickstart:cot --workdir=runs/cot                  rewards with written steps, by GRPO
 
 With `,tune` after a cell (`quickstart:tune` for the first) each objective is trained at every rate of `TRIED` and
 evaluated on the validation problems alone; `RATES` are the best of those (`launch/reproduce.py quickstart_rates`).
@@ -30,16 +31,17 @@ OBJECTIVES = {
     "keys": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
     "answer_only": ("answer_only", {}),
     "slpo": ("slpo", {"latent_reduction": "mean"}),
-    "replay": ("pathwise", {"estimator": "reward"}),  # `solve` asks the last
+    "replay": ("pathwise", {"estimator": "reward"}),
     "grpo": ("grpo", {"reduction": "sequence_mean"}),
 }
 RATES = {
     "further": 3e-4, "keys": 3e-4, "answer_only": 1e-4, "slpo": 3e-4, "replay": 3e-4,
     "no_latents: answer_only": 3e-4, "cot: grpo": 3e-4,
 }  # fmt: skip
-# By cell, the objectives that are trained.
+# By cell, the objectives that are trained; `solve` asks the last.
 CELLS = {
-    "": ("keys", "answer_only", "slpo", "replay"),
+    "": ("slpo",),
+    "all": ("keys", "answer_only", "slpo", "replay"),
     "no_latents": ("answer_only",),
     "cot": ("grpo",),
 }
@@ -53,7 +55,7 @@ def get_config(cell: str = ""):
             "nothing or ,tune"
         )
     tunes = more == "tune"
-    thinks = name == ""
+    thinks = name in ("", "all")
     config = default_config()
     config.reasoner = f"coconut_{BACKBONE}"
     config.tokenizer = f"chain:{MODULUS}"

@@ -20,7 +20,7 @@ _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
 # --- Few demonstrations, then rewards (configs/quickstart.py).
 
 _QUICKSTART = "configs/quickstart.py"
-_QUICK_CELLS = {"simcot": "", "no_latents": "no_latents", "cot": "cot"}  # run -> cell
+_QUICK_CELLS = {"simcot": "all", "no_latents": "no_latents", "cot": "cot"}  # run -> cell
 _QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
 _QUICK_RATES = (1e-4, 3e-4, 1e-3)
 # The same on word problems. The first of them are the demonstrations, and rewards have them all.
@@ -293,7 +293,7 @@ TABLES = {
         (
             # Problems have one to three steps. Without a gate all think three latents, in imitation too.
             Run("simcot", _QUICKSTART, _WORD_DEMOS | _THREE_LATENTS, rows=("imitate", "imitate_control")),
-            Run("rewards", _QUICKSTART, _WORD_REWARDS | _THREE_LATENTS, "simcot", _QUICK_OBJECTIVES[:-1]),
+            Run("rewards", f"{_QUICKSTART}:all", _WORD_REWARDS | _THREE_LATENTS, "simcot", _QUICK_OBJECTIVES[:-1]),
             Run("no_latents", f"{_QUICKSTART}:no_latents", _WORD_DEMOS, rows=("imitate",)),
             Run("no_latents_rewards", f"{_QUICKSTART}:no_latents", _WORD_REWARDS, "no_latents", ("answer_only",)),
             Run("cot", f"{_QUICKSTART}:cot", _WORD_DEMOS | _WRITTEN, rows=("imitate",)),

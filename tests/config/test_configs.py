@@ -232,7 +232,7 @@ CELLS = {
     quickstart: [
         "",
         "tune",
-        *(cell + kind for cell in ("no_latents", "cot") for kind in TUNED),
+        *(cell + kind for cell in ("all", "no_latents", "cot") for kind in TUNED),
     ],
     chains: list(chains.REASONERS),
     soft_quickstart: [
