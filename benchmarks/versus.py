@@ -1,8 +1,9 @@
 """`python -m benchmarks.versus OTHER [--what step|passk] [--shapes gpt2|graph]`; see `--help`.
 
 Is this checkout slower than another one of this repository? A process of each does the same work, step by step in
-turns, so that a noisy machine is noisy for both; and then another pair of processes does, as one program's speed
-differs from process to process with where its memory lies. Prints Markdown; `--json` writes every number behind it.
+turns, so that a noisy machine is noisy for both; and then another pair of processes does. Several pairs are needed, as
+now and then a process of either is a fifth slower than others for as long as it lives. Prints Markdown; `--json` writes
+every number behind it.
 """
 
 import argparse
