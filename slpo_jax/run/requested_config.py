@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import merge_settings
 from slpo_jax.config.registry import list_shipped, read_config_file
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, naming
 from slpo_jax.io.files import flatten
 from slpo_jax.run.own_data_settings import KEYS, derived_settings
 
@@ -72,6 +72,9 @@ def requested_config(
     # Without a config the data and the base model say what else is chosen.
     begin(config.cpu_devices)
     if not start:
-        config, lines = derived_settings(config, flatten(changes))
+        # The user knows `config.init` by the flag that set it.
+        names = {"config.init": "--base"} if sources["base"] else {}
+        with naming(names):
+            config, lines = derived_settings(config, flatten(changes))
         print("\n".join(lines), file=sys.stderr)
     return config

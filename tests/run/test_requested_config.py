@@ -91,3 +91,13 @@ def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
     assert begun == [3, 2]
     with pytest.raises(UserError, match=r"^config\.cpu_devices: 0"):
         requested_config("", sources, {}, {"cpu_devices": 0}, begun.append)
+
+
+def test_a_base_is_refused_by_the_name_of_its_flag(tmp_path):
+    sources = {
+        "train": _table(tmp_path),
+        "valid": "",
+        "base": str(tmp_path / "nothing"),
+    }
+    with pytest.raises(UserError, match=r"^--base: .*nothing"):
+        requested_config("", sources, {}, {}, lambda _: None)
