@@ -338,7 +338,12 @@ TABLES = {
         ),
         ("imitate", "imitate_control", "keys", *_REWARDED), ("imitate", "imitate_control", "keys", "answer_only"),
     ),
-    "countdown_rates": Table(
+    # What `slpo train countdown` shows, over three seeds: PKPO with and without the term for the latents.
+    "countdown_pkpo": Table(
+        (Run("coconut_llama", _COUNTDOWN, {"cpu_devices": 1}),),
+        ("imitate", "imitate_control", "keys", "answer_only", "answer_only_pkpo", "slpo", "slpo_pkpo"),
+        ("imitate", "imitate_control", "keys", "answer_only", "answer_only_pkpo"),
+    ),
         tuple(Run(name, f"{_COUNTDOWN}:{name},tune")
               for name in ("coconut_gpt2", "coconut_llama", "no_thought_gpt2", "cot_sft_gpt2")),
         _variant_names(("keys", *_REWARDED), _COUNTDOWN_RATES), ("imitate",), (100,),
