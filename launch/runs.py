@@ -344,6 +344,7 @@ TABLES = {
         ("imitate", "imitate_control", "keys", "answer_only", "answer_only_pkpo", "slpo", "slpo_pkpo"),
         ("imitate", "imitate_control", "keys", "answer_only", "answer_only_pkpo"),
     ),
+    "countdown_rates": Table(
         tuple(Run(name, f"{_COUNTDOWN}:{name},tune")
               for name in ("coconut_gpt2", "coconut_llama", "no_thought_gpt2", "cot_sft_gpt2")),
         _variant_names(("keys", *_REWARDED), _COUNTDOWN_RATES), ("imitate",), (100,),
