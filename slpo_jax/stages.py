@@ -34,6 +34,8 @@ class About:
         trains_reasoner: whether its checkpoint is a reasoner; its section then has `steps`, `batch_size`,
             `micro_batches` and `optimizer`.
         validates: whether it validates every `evaluate_every` steps, and keeps the parameters that were best.
+        rewarded: whether it learns from what a verifier says. The row of a section that doesn't may be the control of
+            the rows that it is compared with.
         row: label and meaning of its row in the report; None: `run/experiment.py` has more to say.
     """
 
@@ -41,12 +43,13 @@ class About:
     starts_from: tuple[Section, ...] = (COLD_START, IMITATE)
     trains_reasoner: bool = False
     validates: bool = False
+    rewarded: bool = True
     row: tuple[str, str] | None = None
 
 
 ABOUT: dict[Section, About] = {
     # Imitation validates in its own way, by phases.
-    IMITATE: About(0, starts_from=(), trains_reasoner=True),
+    IMITATE: About(0, starts_from=(), trains_reasoner=True, rewarded=False),
     COLD_START: About(
         1,
         starts_from=(IMITATE,),

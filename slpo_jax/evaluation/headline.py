@@ -12,7 +12,7 @@ from slpo_jax.evaluation.cells import (
 )
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.report_rows import BEST_FIXED, BEST_FIXED_LABEL
-from slpo_jax.stages import CONTROL, IMITATE
+from slpo_jax.stages import ABOUT, CONTROL, IMITATE, section_of
 
 _K = 8  # of the Pass@k that the table has, where there is one
 _NONE = "–"  # the cell of what a row does not have
@@ -185,11 +185,15 @@ def choose_control(
 
 
 def _has_no_reward(report: Report, name: str) -> bool:
-    """Return whether a row was trained by imitation alone."""
+    """Return whether a row was trained without a verifier."""
     if name == BEST_FIXED:
         return True
     settings = report["rows"][name]["settings"]
-    return settings.get("stage") == IMITATE
+    stage = settings.get("stage")
+    if not stage:
+        return False
+    section = section_of(stage)
+    return not ABOUT[section].rewarded
 
 
 def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str]:

@@ -29,9 +29,10 @@ def prepare(stage: Stage) -> Stage:
     experiment = stage.experiment
     config = experiment.config
     scorer = stage.settings.scorer
+    writes_thoughts = experiment.policy.latent_policy.says is not None
     check_batch(config, stage.section, experiment.mesh.size)
     experiment.optimizer_config(stage.section, stage.settings.steps)
-    if config.max_latents and experiment.policy.latent_policy.says is not None:
+    if config.max_latents and writes_thoughts:
         raise UserError(
             f"config.stages: {stage.name} is for thoughts in vectors, and those of config.latent_policy.name are "
             "sampled tokens; take it out, or use another latent policy"
@@ -49,6 +50,7 @@ def train(stage: Stage) -> None:
     experiment = stage.experiment
     settings = stage.settings
     mesh = experiment.mesh
+    # A gate stops at the middle, 0.5, since its threshold is chosen by the evaluation, which comes later.
     stopping = "threshold" if experiment.config.gate.enabled else "length"
     policy = experiment.policy.with_config(
         stopping=stopping, temperature=settings.temperature
@@ -57,12 +59,14 @@ def train(stage: Stage) -> None:
     # The start draws and chooses, with the same noise whenever a problem comes; the state learns what was chosen.
     start = read_stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
-    on_device = experiment.reward.on_device
-    host_verdicts = (
-        None if on_device else HostVerdicts(make_host_rightness(experiment), mesh)
-    )
-    choose = make_choice(policy, on_device, settings, mesh, host_verdicts)
-    key = replicate(noise.stream_key(experiment.key, stage.name, 0), mesh)
+    # Right answers are told on the device where that is possible, and else on the host.
+    device_reward = experiment.reward.on_device
+    host_verdicts = None
+    if device_reward is None:
+        host_verdicts = HostVerdicts(make_host_rightness(experiment), mesh)
+    choose = make_choice(policy, device_reward, settings, mesh, host_verdicts)
+    fixed_key = noise.stream_key(experiment.key, stage.name, 0)
+    key = replicate(fixed_key, mesh)
 
     def step_fn(state, batch):
         return improve(state, choose(start, batch, key))

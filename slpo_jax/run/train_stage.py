@@ -103,7 +103,8 @@ def host_batches(
         steps: that will be taken.
         answers: also the reference answers' tokens.
     Returns:
-        it takes a second number, of the batch among those of its step; the first, 0, is the one that it has by itself.
+        it takes a second number, of the batch among those of its step: 0 is the step's own, and dynamic sampling asks
+        for 1, 2, … to replace problems that taught nothing.
     """
     seed = setup.config.seed
     size = settings.batch_size
@@ -112,8 +113,9 @@ def host_batches(
     answer_slots = setup.policy.config.answer_slots if answers else 0
 
     def batch(step: int, number: int = 0):
-        # A step's further batches come from past the last step, so that they repeat none of the other steps' draws.
-        # Their prompts are not packed end to end.
+        # A step's further batches come from places past the last step, so that they repeat none of the other steps'
+        # draws. A problem that comes again has other noise than in the step's batches before, whose places are
+        # `earlier_steps`. Prompts of further batches are padded, so that all of them have one shape.
         place = step + number * steps
         earlier_steps = list(range(step, place, steps))
         return make_batch(
@@ -219,12 +221,11 @@ def open_stage(
     # All processes go on from the same checkpoint, or begin together.
     saved: dict[str, Any] = {}
     latest = checkpoints.latest_step
-    if (
-        hosts.all_processes_agree(
-            -1 if latest is None else latest, checkpoints.directory
-        )
-        >= 0
-    ):
+    none = -1
+    common = hosts.all_processes_agree(
+        none if latest is None else latest, checkpoints.directory
+    )
+    if common != none:
         state, saved = checkpoints.restore(state)
     experiment.log.rewind(stage.name, int(state.step))
 

@@ -1,5 +1,6 @@
 """The report from end to end on small made-up workdirs."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -20,6 +21,7 @@ from slpo_jax.evaluation.render import about_rows
 from slpo_jax.evaluation.report_rows import read_rows
 from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.stages import ABOUT
 
 SWEPT = {
     "cold_start": {
@@ -231,6 +233,17 @@ def test_a_row_with_rewards_is_no_control():
     made["rows"]["slpo"]["settings"] = {"stage": "rl", "start": {"stage": "other"}}
     row = make_headline(made)["rows"][-1]
     assert (row["row"], row["control"]) == ("slpo", None)
+
+
+def test_a_stage_without_rewards_is_a_control(monkeypatch):
+    """Whatever its name, and where the row started too."""
+    entries = [_entry("acc", GOOD, "imitate"), _entry("acc", NONE, "cold_start")]
+    row = make_headline(_made_up(entries, {}))["rows"][-1]
+    assert row["control"] == "imitate"
+    about = dataclasses.replace(ABOUT["cold_start"], rewarded=False)
+    monkeypatch.setitem(ABOUT, "cold_start", about)
+    row = make_headline(_made_up(entries, {}))["rows"][-1]
+    assert row["control"] == "cold_start"
 
 
 def test_the_first_lines_are_of_the_mean_of_the_sets():

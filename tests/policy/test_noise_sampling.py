@@ -135,11 +135,9 @@ def test_no_two_draws_of_a_row_share_a_key():
         for name in noise.STREAMS
         for step in range(4)
     ]
-    assert (
-        len(np.unique([jax.random.key_data(key) for key in streams], axis=0))
-        == 4 * len(noise.STREAMS)
-        == 24
-    )
+    different = np.unique([jax.random.key_data(key) for key in streams], axis=0)
+    assert len(noise.STREAMS) > 1
+    assert len(different) == 4 * len(noise.STREAMS)
 
 
 def test_truncation_is_transformers():
