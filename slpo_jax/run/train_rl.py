@@ -200,12 +200,13 @@ def make_objective_optimizer(
         trained: the parameters that it changes, by their top-level names.
     """
     optimizer = make_optimizer(config)
+    # By parameter, what the latent policy multiplies the learning rate by.
     multipliers = dict(policy.latent_policy.rates)
     rate = objective.latent_policy_learning_rate
     if LATENT_POLICY not in trained or (rate is None and not multipliers):
         return optimizer
 
-    # Factors of the learning rate, by parameter.
+    # All its parameters share the objective's own rate for them, if it has one.
     factor = 1.0 if rate is None else rate / config.learning_rate
     own_factors = {}
     for name in trained[LATENT_POLICY]:
@@ -337,9 +338,11 @@ def train(plan: Plan) -> None:
         ref_params = copy_params(ref_parts, experiment.layout)
         del ref_parts
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    del params, trained_params  # the state has its own
+    # The state has copies of its own, so the memory of these is free for the steps.
+    del params, trained_params
 
-    # Only the host can judge the text of a completion without its end.
+    # The device judges where it can. The host is asked where it can't (`on_device` is None), and for the text of a
+    # completion without its end, which only the host can judge.
     judges_truncated = rl.truncated == "judged"
     batch_at = make_batch_reader(stage, objective.needs_answers)
     step_fn = make_rl_step(
