@@ -110,7 +110,7 @@ def generate(
     attention_mask=None,
     **others,
 ):
-    """Think and stop without noise, and have transformers' own `generate` write the answer, greedily unless told to.
+    """Think, stop and write without dropout: transformers' own `generate` writes the answer, greedily unless told to.
 
     Args:
         inputs, input_ids: int [B, P], prompts as the tokenizer's chat template makes them, padded on the left.
@@ -188,6 +188,8 @@ def generate(
         settings.min_new_tokens = max(arguments["min_length"] - prompt_length, 0)
         settings.min_length = None
     _check(model, settings, ids_BP, valid_BP)
+    if model.config.think_in_forward:
+        _check_alike(model, settings, ids_BP, valid_BP)
 
     # Think, then put prompt, latents and closing tokens in a row.
     latents_BTD, stops_BT, lengths_B = _think(model, settings, ids_BP, valid_BP)
@@ -206,9 +208,10 @@ def generate(
     model.generation_config = settings
     model._writes = True
     try:
-        answers = type(model).generate(
-            model, inputs_embeds=inputs_BSD, attention_mask=valid_BS.long(), **given
-        )
+        with _without_noise(model):
+            answers = type(model).generate(
+                model, inputs_embeds=inputs_BSD, attention_mask=valid_BS.long(), **given
+            )
     finally:
         model.generation_config = model_settings
         model._writes = False
@@ -350,9 +353,29 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
         )
 
 
+def _check_alike(model, settings, ids_BP, valid_BP) -> None:
+    """Say where `forward`, which a trainer scores answers with, thinks another thought than this `generate`."""
+    for name in ("max_latents", "stop_threshold"):
+        here = getattr(settings, name)
+        there = getattr(model.generation_config, name)
+        if here != there:
+            warnings.warn(
+                f"generate: {name} is {here} here, but forward thinks with {there}, so its log-probabilities are of "
+                f"other thoughts; set model.generation_config.{name} to {here} instead",
+                stacklevel=4,
+            )
+    marker = getattr(model.config, "latent_start_id", None)
+    is_marker_BP = (ids_BP == marker) & valid_BP
+    if marker is not None and (is_marker_BP.sum(dim=1) > 1).any():
+        raise _request_error(
+            f"a prompt has token {marker} several times, the first of which forward takes for its end; leave it out of "
+            "questions"
+        )
+
+
 @contextlib.contextmanager
 def _without_noise(model) -> Iterator[None]:
-    """Have a model in training mode think as in evaluation: without dropout, and with the cache that a thought needs.
+    """Have a model in training mode do as in evaluation: without dropout, and with the cache that a thought needs.
 
     Gradient checkpointing, which training mode turns on, leaves no cache.
     """

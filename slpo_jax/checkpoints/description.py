@@ -296,6 +296,9 @@ def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
     if isinstance(config, GPT2Config):
         name = "GPT2LMHeadModel"
         values |= {"n_inner": config.n_inner or None, "activation_function": "gelu_new"}
+        # transformers' default is 0.1, with which a trainer would score other answers than it has sampled.
+        for name_of_rate in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
+            values[name_of_rate] = 0.0
     else:
         name = f"{config.title}ForCausalLM"
         if config.rope_scaling:

@@ -677,9 +677,6 @@ def test_a_forward_that_thinks_has_the_probabilities_of_the_answers(work):
         return
     for training in (False, True):
         thinking.train(training)
-        for module in thinking.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
         found = _log_probabilities(thinking, thought.sequences, mask, prompts)
         np.testing.assert_allclose(found[real].detach(), expected[real], atol=2e-4)
     given = {"latents": thought.latents, "latent_lengths": thought.lengths}
@@ -850,8 +847,33 @@ def test_training_mode_thinks_as_evaluation_does(exported):
     after = model.generate(**asked, return_dict_in_generate=True)
     np.testing.assert_array_equal(after.lengths, before.lengths)
     np.testing.assert_allclose(after.latents, before.latents, atol=1e-5)
+    np.testing.assert_array_equal(after.sequences, before.sequences)
     assert model.training
     assert not model.get_input_embeddings().training
+
+
+def test_a_generate_that_thinks_otherwise_than_forward_says_so(exported, recwarn):
+    """Its own arguments do not reach `forward`; those of the model's generation_config do."""
+    pytest.importorskip("torch")
+    model = AutoModelForCausalLM.from_pretrained(
+        exported, trust_remote_code=True, think_in_forward=True
+    )
+    _, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    recwarn.clear()
+    model.generate(**asked)
+    assert not [warning for warning in recwarn if "forward" in str(warning.message)]
+    with pytest.warns(UserWarning, match="max_latents is 1 here"):
+        model.generate(**asked, max_latents=1)
+    with pytest.warns(UserWarning, match=r"stop_threshold is 0\.25 here"):
+        model.generate(**asked, stop_threshold=0.25)
+
+    # A trainer would take the first of two markers for the prompt's end.
+    ids = asked["input_ids"]
+    mask = (ids == ids).long()
+    twice = {"input_ids": ids.repeat(1, 2), "attention_mask": mask.repeat(1, 2)}
+    with pytest.raises(ValueError, match="several times"):
+        model.generate(**twice)
 
 
 def test_an_export_whose_weights_are_offloaded_thinks(exported, tmp_path):
