@@ -20,11 +20,12 @@ _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
 # --- Few demonstrations, then rewards (configs/quickstart.py).
 
 _QUICKSTART = "configs/quickstart.py"
+# By run, its cell.
 _QUICK_CELLS = {
     "simcot": "all",
     "no_latents": "no_latents",
     "cot": "cot",
-}  # run -> cell
+}
 _QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
 _QUICK_RATES = (1e-4, 3e-4, 1e-3)
 # The same on word problems. The first of them are the demonstrations, and rewards have them all.

@@ -854,7 +854,7 @@ def test_training_mode_thinks_as_evaluation_does(exported):
 
 def test_a_generate_that_thinks_otherwise_than_forward_says_so(exported, recwarn):
     """Its own arguments do not reach `forward`; those of the model's generation_config do."""
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     model = AutoModelForCausalLM.from_pretrained(
         exported, trust_remote_code=True, think_in_forward=True
     )
@@ -870,7 +870,7 @@ def test_a_generate_that_thinks_otherwise_than_forward_says_so(exported, recwarn
 
     # A trainer would take the first of two markers for the prompt's end.
     ids = asked["input_ids"]
-    mask = (ids == ids).long()
+    mask = torch.ones_like(ids)
     twice = {"input_ids": ids.repeat(1, 2), "attention_mask": mask.repeat(1, 2)}
     with pytest.raises(ValueError, match="several times"):
         model.generate(**twice)
