@@ -337,8 +337,10 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
                 "transformers finds stop strings with tokenizers that spell every text alone; leave them out"
             )
 
-    # An answer's last token isn't fed, so that one closing token costs no position.
-    closing = max(len(settings.closing_ids) - 1, 0)
+    # An answer's last token isn't fed, so that one closing token costs no position; `forward` is given all of them.
+    closing = len(settings.closing_ids)
+    if not model.config.think_in_forward:
+        closing = max(closing - 1, 0)
     slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + closing
     if slots >= most:
         raise _request_error(
@@ -556,6 +558,11 @@ def _thinking(base: Any) -> Any:
             "continuous batching gives no room for a thought; use generate, of several prompts at once"
         )
 
+    def _replicate_for_data_parallel(self):
+        raise ValueError(
+            "torch.nn.DataParallel copies no thought; start the program with accelerate or torchrun, or on one GPU"
+        )
+
     # A server that finds no such attribute has `generate` answer.
     def refuse_continuous_batching(self):
         raise AttributeError("continuous batching gives no room for a thought")
@@ -564,6 +571,7 @@ def _thinking(base: Any) -> Any:
         "__init__": __init__,
         "forward": forward,
         "generate_batch": generate_batch,
+        "_replicate_for_data_parallel": _replicate_for_data_parallel,
         "init_continuous_batching": property(refuse_continuous_batching),
         "__module__": __name__,
         "__doc__": base.__doc__,
@@ -681,6 +689,14 @@ def _forward_with_thought(
     valid_BL = (
         torch.ones_like(ids_BL, dtype=torch.bool) if mask_BL is None else mask_BL.bool()
     )
+
+    # A tokenizer of words doesn't spell every text.
+    unknown = settings.unknown_token_id
+    if unknown is not None and ((ids_BL == unknown) & valid_BL).any():
+        raise ValueError(
+            "forward with a thought: a row has a word that the tokenizer doesn't know; use words that it knows, and a "
+            "blank before a word that follows the prompt's last one"
+        )
 
     # Find the marker of each row.
     marker = getattr(model.config, "latent_start_id", None)

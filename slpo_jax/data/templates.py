@@ -127,11 +127,15 @@ class Template:
         answer = ""
         if self.start_id is not None:
             # Decoded, since a marker that is a word of the vocabulary has a blank of its own before it.
-            after += self.tokenizer.decode([self.start_id])
+            marker = self.tokenizer.decode([self.start_id])
+            after += marker
+            blank = _literal(self._blank_after(marker))
             eos = _literal(self.tokenizer.convert_ids_to_tokens(self.eos_id))
+            pieces = [blank, "text_of(messages[-1])", eos]
+            written = " + ".join(piece for piece in pieces if piece)
             answer = (
                 "{% if messages[-1]['role'] == 'assistant' and not add_generation_prompt %}"
-                f"{{% generation %}}{{{{ text_of(messages[-1]) + {eos} }}}}{{% endgeneration %}}"
+                f"{{% generation %}}{{{{ {written} }}}}{{% endgeneration %}}"
                 "{% endif %}"
             )
         parts = [_literal(before), self.question_in_jinja, _literal(after)]
@@ -151,6 +155,16 @@ class Template:
             f"{answer}"
             "{% endif %}"
         )
+
+    def _blank_after(self, marker: str) -> str:
+        """Return what parts an answer's text from a marker: " " where the two would be one word, else ""."""
+        text = self.answer_text("5")
+        (expected,) = self.answer_ids(["5"], Counter())
+        for blank in ("", " "):
+            ids = self.tokenizer(marker + blank + text, add_special_tokens=False)
+            if ids["input_ids"][-len(expected) :] == list(expected):
+                return blank
+        return ""
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:
         """Return [end] + ids of every step's text + ids(answer text) + [eos]; the end marker as far as there is one."""

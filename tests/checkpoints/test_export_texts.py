@@ -39,9 +39,16 @@ from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.api.solver import load_solver, solve
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
+from slpo_jax.architectures.colar import Colar
 from slpo_jax.checkpoints.export import write_chat_template
 from slpo_jax.data.batches import pad_prompts
-from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.tokenizer import (
+    byte_tokenizer,
+    task_tokenizer,
+    words_of,
+    words_tokenizer,
+)
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.policy import noise
@@ -852,6 +859,47 @@ def test_training_mode_thinks_as_evaluation_does(exported):
     assert not model.get_input_embeddings().training
 
 
+def test_forward_takes_the_longest_that_generate_returns(exported):
+    """Which a trainer feeds it whole, the last token too."""
+    pytest.importorskip("torch")
+    model = AutoModelForCausalLM.from_pretrained(
+        exported, trust_remote_code=True, think_in_forward=True
+    )
+    _, tokenizer = _open(exported)
+    asked = _asked(tokenizer, ["How many ?"])
+    endless = {"max_new_tokens": 999, "eos_token_id": -1, "stop_threshold": None}
+    for name, value in endless.items():
+        setattr(model.generation_config, name, value)
+    with pytest.warns(UserWarning, match="max_new_tokens is"):
+        sequences = model.generate(**asked)
+    assert model(input_ids=sequences).logits.shape[:2] == sequences.shape
+    longer = sequences[:, [*range(sequences.shape[1]), -1]]
+    with pytest.raises(ValueError, match="more tokens and latents than"):
+        model(input_ids=longer)
+
+
+def test_forward_refuses_a_word_that_is_none(exported):
+    """In an answer too, which would be trained on or scored as any other unknown word."""
+    pytest.importorskip("torch")
+    model = AutoModelForCausalLM.from_pretrained(
+        exported, trust_remote_code=True, think_in_forward=True
+    )
+    _, tokenizer = _open(exported)
+    chat = [*_chats(["How many ?"])[0], {"role": "assistant", "content": "nosuchword"}]
+    answered = tokenizer.apply_chat_template(
+        chat, return_tensors="pt", return_dict=True
+    )
+    assert tokenizer.unk_token_id in answered["input_ids"]
+    with pytest.raises(ValueError, match="a word that the tokenizer doesn't know"):
+        model(**answered)
+
+
+def test_copies_for_several_devices_of_one_process_are_refused(exported):
+    model, _ = _open(exported)
+    with pytest.raises(ValueError, match="DataParallel"):
+        model._replicate_for_data_parallel()
+
+
 def test_a_generate_that_thinks_otherwise_than_forward_says_so(exported, recwarn):
     """Its own arguments do not reach `forward`; those of the model's generation_config do."""
     torch = pytest.importorskip("torch")
@@ -1143,14 +1191,28 @@ def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
         assert ids["input_ids"] == template.prompt(question)
 
 
+def _words_for_colar():
+    asked = "Question: How many ? Let's think step by step:(Thinking speed: 1)"
+    return words_tokenizer(words_of([asked, QUESTION, "### Answer:5", "Answer:8"]))
+
+
 @pytest.mark.parametrize(
-    "tokenizer", [lambda: task_tokenizer("synthetic", 20), byte_tokenizer]
+    ("architecture", "tokenizer"),
+    [
+        (Coconut(), lambda: task_tokenizer("synthetic", 20)),
+        (Coconut(), byte_tokenizer),
+        (Colar(8), lambda: task_tokenizer("synthetic", 20)),
+        (Colar(8), _words_for_colar),
+    ],
 )
 def test_an_answer_at_a_chat_s_end_is_written_for_programs_that_train_on_chats(
-    tokenizer,
+    architecture, tokenizer
 ):
-    """TRL cuts the prompt from the front of the whole, and has a loss on the assistant's tokens alone."""
-    template = Coconut().template(tokenizer())
+    """TRL cuts the prompt from the front of the whole, and has a loss on the assistant's tokens alone.
+
+    CoLaR's marker is a word, into which the answer's first word must not run.
+    """
+    template = architecture.template(tokenizer(), prompt=PromptConfig(speed=1))
     write_chat_template(template)
     chat = [
         *_chats(["How many ?"])[0],
