@@ -130,7 +130,8 @@ class Template:
             marker = self.tokenizer.decode([self.start_id])
             after += marker
             blank = _literal(self._blank_after(marker))
-            eos = _literal(self.tokenizer.convert_ids_to_tokens(self.eos_id))
+            eos_token = self.tokenizer.convert_ids_to_tokens(self.eos_id)
+            eos = _literal(eos_token)
             pieces = [blank, "text_of(messages[-1])", eos]
             written = " + ".join(piece for piece in pieces if piece)
             answer = (
@@ -160,9 +161,11 @@ class Template:
         """Return what parts an answer's text from a marker: " " where the two would be one word, else ""."""
         text = self.answer_text("5")
         (expected,) = self.answer_ids(["5"], Counter())
+        size = len(expected)
         for blank in ("", " "):
-            ids = self.tokenizer(marker + blank + text, add_special_tokens=False)
-            if ids["input_ids"][-len(expected) :] == list(expected):
+            together = marker + blank + text
+            ids = self.tokenizer(together, add_special_tokens=False)["input_ids"]
+            if ids[-size:] == list(expected):
                 return blank
         return ""
 
