@@ -23,10 +23,11 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import number_of
 from slpo_jax.data.record_readers import reader_of
 from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, about
 from slpo_jax.io.files import flatten
 from slpo_jax.run.automatic_settings import Choice, Measured, choices
 from slpo_jax.run.sources import DEMOS, EVAL, TRAIN, VALID, learned_from, load_set
+from slpo_jax.stages import IMITATE
 
 KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
 """Keys of the config by the flag that sets them."""
@@ -92,7 +93,11 @@ def derived_settings(config: Config, keys: Iterable[str]) -> tuple[Config, list[
     for name, source in data.eval.items():
         sources[EVAL + name] = source
     sets = {key: load_set(config, key, source) for key, source in sources.items()}
-    measured = _measure(sets, checkpoint, bool(config.init), latents, given)
+    # Steps that no stage imitates may be of any kind, such as a verifier's target in the column `solution`.
+    imitates = "stages" not in given or IMITATE in config.stages
+    measured = _measure(
+        sets, sources, checkpoint, bool(config.init), latents, imitates, given
+    )
     for choice in choices(measured):
         config = with_choice(choice)
     if given:
@@ -213,9 +218,11 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
 
 def _measure(
     sets: Mapping[str, Sequence[Problem]],
+    sources: Mapping[str, str],
     checkpoint: Checkpoint,
     is_pretrained: bool,
     latents: int,
+    imitates: bool,
     given: Mapping[str, Any],
 ) -> Measured:
     """Measure lengths and sizes of the problems and the model."""
@@ -227,12 +234,13 @@ def _measure(
     answers = list[int]()
     written = list[int]()
     for key, problems in sets.items():
-        copies = key == imitated
-        encoded = encode_problems(template, problems, copies, Counter())
+        copies = imitates and key == imitated
+        with about(f"{key}: {sources[key]}"):
+            encoded = encode_problems(template, problems, copies, Counter())
         prompts += [len(ids) for ids in encoded.prompts]
         lengths = [len(ids) + 1 for ids in encoded.answers]
         answers += lengths
-        if copies:
+        if key == imitated:
             for steps, answer in zip(encoded.steps, lengths, strict=False):
                 written.append(sum(map(len, steps)) + answer)
     # A transformer has about twelve squares of its width a layer, and its embeddings.

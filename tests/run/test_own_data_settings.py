@@ -389,6 +389,22 @@ def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
     assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
 
 
+def test_steps_that_no_stage_imitates_may_be_of_any_kind(tmp_path):
+    """Such as a verifier's target in a column that is called as steps are; the tokenizer knows numbers and + alone."""
+    records = []
+    for a in range(1, 7):
+        for b in range(1, 7):
+            target = f"${a + b}$"
+            records.append(
+                {"question": f"{a} + {b}", "solution": target, "answer": str(a + b)}
+            )
+    file = write_jsonl(tmp_path / "sums.jsonl", records)
+    tokenizer = {"tokenizer": "chain:20"}
+    _chosen(file, **tokenizer, stages=("rl", "evaluate"))
+    with pytest.raises(UserError, match=r"^config\.data\.train: .*sums\.jsonl.*\$"):
+        _chosen(file, **tokenizer)
+
+
 def test_which_checkpoint_of_a_run_is_taken_is_said(tmp_path, monkeypatch, caplog):
     """The run is told that one alone; what else is odd about it, it says itself."""
     identify = own_data_settings.identify
