@@ -75,9 +75,12 @@ def _run(words: list[str], folder: Path) -> str:
 
 
 def _small(program: str) -> str:
-    """A page's program, whose training has the settings of `RUNS` beside its own."""
+    """A page's program, whose training has the settings of `RUNS`."""
     settings = RUNS["quickstart"] | ALL | {"rl.capacities": ((1.0, 1.0),)}
-    return program.replace("config={", f"config={{**{settings!r}, ")
+    call = 'slpo.train("quickstart", '
+    if "slpo.train(" in program:
+        assert call in program, program
+    return program.replace(call, f"{call}config={settings!r}, ")
 
 
 def _own_data(folder: Path) -> None:
