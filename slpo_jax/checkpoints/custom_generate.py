@@ -149,7 +149,7 @@ def generate(
     more = settings.update(**arguments)
     # Sampling is from all tokens, which is not transformers' default.
     if settings.do_sample:
-        settings.top_k = arguments.get("top_k") or 0
+        settings.top_k = settings.top_k or 0
     as_thought = settings.return_dict_in_generate
     settings.return_dict_in_generate = True
 
@@ -323,6 +323,12 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
         raise _request_error(
             f"a prompt ends with {end}, after which latents come; make it with "
             "tokenizer.apply_chat_template, of several ones with padding=True"
+        )
+    # A tokenizer that transformers opens as another one may drop every word of a question.
+    if start is not None and (valid_BP.sum(dim=1) < 2).any():
+        raise _request_error(
+            f"a prompt is token {start} alone, without a question; if its chat has one, open the tokenizer as the "
+            "export's README.md does"
         )
 
     # A tokenizer of words doesn't spell every text.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -61,10 +62,14 @@ def replaced_by_export(
     Raises:
         UserError: the folder is in use and must not be overwritten, or it is a run's.
     """
-    if is_checkpoint(target) or Workdir(target).checkpoints.is_dir():
+    is_workdir = Workdir(target).checkpoints.is_dir()
+    is_export = (target / FILE).is_file()
+    is_in_workdir = Workdir(target.absolute().parent).checkpoints.is_dir()
+    is_runs_own = is_in_workdir and target.is_dir() and not is_export
+    if is_checkpoint(target) or is_workdir or is_runs_own:
         raise UserError(f"{target}: is a run's folder; give another directory")
     names = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
-    if (target / FILE).is_file() and matches_checksums(target):
+    if is_export and matches_checksums(target):
         return names
     if not (overwrite and target.is_dir()):
         check_free(target, remedy)
@@ -110,26 +115,40 @@ def write_export(
             "%s: thinks in slpo_jax alone; transformers can't make its latents, or not its prompts",
             target,
         )
+    tokenizer_class = _tokenizer_class(checkpoint)
+    if tokenizer_class != "AutoTokenizer":
+        logging.warning(
+            "%s: transformers' AutoTokenizer cuts texts in another way than its tokenizer.json; open that with "
+            "%s.from_pretrained",
+            target,
+            tokenizer_class,
+        )
     files["README.md"] = model_card(
-        source, checkpoint.description, target.name, can_think, DECODER in params
+        source,
+        checkpoint.description,
+        target.name,
+        can_think,
+        explains=DECODER in params,
+        tokenizer_class=tokenizer_class,
     )
     export_reasoner(target, params, checkpoint, files, str(source), replaces)
-    _check_tokenizer(target, checkpoint.template.tokenizer)
     return checkpoint
 
 
-def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Warn where transformers opens another tokenizer: for a Qwen2 it takes its own, whatever the files name."""
+def _tokenizer_class(checkpoint: Checkpoint) -> str:
+    """Return the class of transformers that opens a checkpoint's tokenizer as it is.
+
+    For a Qwen2, AutoTokenizer takes a class of its own, whatever the files name.
+    """
     from transformers import AutoTokenizer
 
     text = "Tom has 15 apples, she's 7 ."
-    opened = AutoTokenizer.from_pretrained(folder)
-    if opened(text)["input_ids"] != tokenizer(text)["input_ids"]:
-        logging.warning(
-            "%s: transformers' AutoTokenizer cuts texts in another way than its tokenizer.json; open that with "
-            "PreTrainedTokenizerFast.from_pretrained",
-            folder,
-        )
+    expected = checkpoint.template.tokenizer(text)["input_ids"]
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.write(Path(folder))
+        opened = AutoTokenizer.from_pretrained(folder)
+    is_same = opened(text)["input_ids"] == expected
+    return "AutoTokenizer" if is_same else "PreTrainedTokenizerFast"
 
 
 def export_adapters(source: Path, target: Path) -> None:
@@ -286,9 +305,13 @@ def thinking_files(
     else:
         least_number = 1 if halting is None else 0
         most = min(most, max(least_number, int(rule)))
+    # An answer with an unknown word could not be read by `forward`, in which a user's own is an error.
+    never_said = [*template.banned_ids, *template.impossible_ids]
+    if template.unknown_id is not None:
+        never_said.append(template.unknown_id)
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
-        "suppress_tokens": [*template.banned_ids, *template.impossible_ids] or None,
+        "suppress_tokens": never_said or None,
         "prompt_end_id": template.prompt_end,
         "unknown_token_id": template.unknown_id,
         "closing_ids": list(template.closing_ids),
@@ -339,6 +362,7 @@ def model_card(
     name: str,
     thinks: bool,
     explains: bool = False,
+    tokenizer_class: str = "AutoTokenizer",
 ) -> str:
     """Fill in `card.md`, the README.md of an exported checkpoint.
 
@@ -348,6 +372,7 @@ def model_card(
         name: the title.
         thinks: whether it thinks in plain PyTorch.
         explains: whether SIM-CoT's decoder goes along.
+        tokenizer_class: of transformers, which opens its tokenizer as it is.
     """
     # Say where the weights are from.
     stage = StageFolder.of(checkpoint)
@@ -377,6 +402,7 @@ def model_card(
         how=_describe_use(settings, description.rule),
         thinks=thinks,
         explains=explains,
+        tokenizer_class=tokenizer_class,
     )
 
 

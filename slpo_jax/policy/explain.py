@@ -72,6 +72,9 @@ def explain(
     thoughts = steps // count
     decoder = decoder_of(policy.reasoner.config, params)
     slots = min(MOST, decoder.config.n_positions - first - count)
+    # With fewer latents than a thought has, as with --latents=0, there is nothing to decode.
+    if thoughts == 0:
+        return jnp.zeros((rows, 0, slots), jnp.int32)
 
     # Feed each thought's latents to the decoder, one thought a row.
     latents_RCD = latents_NTD[:, : thoughts * count]

@@ -393,6 +393,7 @@ def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):
     before = contents(tmp_path / "work")
     for folder in (
         "work",
+        "work/checkpoints",
         "work/checkpoints/cold_start",
         "work/checkpoints/cold_start/0",
     ):

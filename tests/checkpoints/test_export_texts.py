@@ -335,6 +335,36 @@ def test_a_sampled_answer_goes_on_from_its_own_tokens(exported):
         np.testing.assert_array_equal(cold, greedy.repeat_interleave(2, dim=0))
 
 
+def test_settings_of_the_opened_model_are_taken_as_arguments_are(exported):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    greedy = model.generate(**asked)
+    model.generation_config.update(do_sample=True, temperature=5.0, top_k=1)
+    np.testing.assert_array_equal(model.generate(**asked), greedy)
+    other = model.generate(**asked, top_k=0, num_return_sequences=50)
+    assert (other != greedy.repeat_interleave(50, dim=0)).any()
+
+
+def test_a_sampled_answer_has_no_unknown_word_so_that_forward_takes_it(exported):
+    model = AutoModelForCausalLM.from_pretrained(
+        exported, trust_remote_code=True, think_in_forward=True
+    )
+    _, tokenizer = _open(exported)
+
+    def prefer_unknown_words(_, __, logits):
+        logits = logits.clone()
+        logits[..., tokenizer.unk_token_id] += 100
+        return logits
+
+    hook = model.get_output_embeddings().register_forward_hook(prefer_unknown_words)
+    asked = _asked(tokenizer)
+    said = model.generate(**asked, do_sample=True, num_return_sequences=4)
+    hook.remove()
+    assert (said != tokenizer.unk_token_id).all()
+    mask = said != tokenizer.pad_token_id
+    assert model(said, attention_mask=mask).logits.isfinite().all()
+
+
 def test_a_pipeline_s_own_sampling_and_budget_are_taken(exported, recwarn):
     """As transformers before 5.20 passes them, a whole generation_config."""
     model, tokenizer = _open(exported)
@@ -517,6 +547,15 @@ def test_a_chat_without_a_question_is_an_error_of_the_request(work, others):
         chats, padding=True, return_tensors="pt", return_dict=True
     )
     with pytest.raises(ValueError, match=r"generate: .*a message from the user"):
+        model.generate(**asked)
+
+
+def test_a_prompt_of_its_marker_alone_is_an_error(exported):
+    """As a tokenizer writes one that drops the words of a question."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    asked["attention_mask"][1, :-1] = 0
+    with pytest.raises(ValueError, match=r"alone, without a question.* README\.md"):
         model.generate(**asked)
 
 

@@ -208,6 +208,22 @@ def test_thoughts_in_words_are_transformers_own(simcot):
         assert solution.shown.count("\n        says  ") == len(texts)
 
 
+@pytest.mark.slow
+def test_fewer_latents_than_the_decoder_reads_say_nothing(simcot):
+    count = simcot.reads[0]
+    for latents in range(count):
+        settings = dict(
+            base=simcot.case.settings["base"],
+            lora_alpha=simcot.alpha,
+            latents=latents,
+        )
+        reasoner = slpo_jax.load(simcot.init, explain=True, **settings)
+        solution = reasoner.solve(QUESTIONS[0])
+        assert [latent.words for latent in solution.latents] == [None] * latents
+        without = slpo_jax.load(simcot.init, **settings).solve(QUESTIONS[0])
+        assert solution.text == without.text
+
+
 def test_what_can_not_say_it(simcot, tmp_path, caplog):
     """Without a decoder, or with one of other shapes."""
     with pytest.raises(UserError, match=r"^explain: .*config\.imitate\."):

@@ -222,7 +222,12 @@ def test_a_tokenizer_that_transformers_opens_as_another_is_named(
     said = [
         line for line in warnings if "AutoTokenizer cuts texts in another way" in line
     ]
-    assert len(said) == ("qwen2" in _name(opened))
+    is_other = "qwen2" in _name(opened)
+    assert len(said) == is_other
+    expected = "PreTrainedTokenizerFast" if is_other else "AutoTokenizer"
+    card = (tmp_path / "exported" / "README.md").read_text()
+    classes = re.findall(r"= (\w*Tokenizer\w*)\.from_pretrained", card)
+    assert set(classes) <= {expected}
 
 
 def test_a_file_alone_is_imported_with_its_base(tmp_path, capsys):
