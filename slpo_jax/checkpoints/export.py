@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from absl import logging
@@ -34,9 +34,6 @@ from slpo_jax.io.orbax import is_checkpoint
 from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.models.parts import DECODER, GATE, LATENT_POLICY, REASONER
 from slpo_jax.models.reasoner import BACKBONE
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 REFUSING = ("sequence_bias", "bad_words_ids")
 """Settings that make transformers' own `generate` and continuous batching fail where our code is not trusted.
@@ -115,7 +112,10 @@ def write_export(
             "%s: thinks in slpo_jax alone; transformers can't make its latents, or not its prompts",
             target,
         )
-    tokenizer_class = _tokenizer_class(checkpoint)
+    try:
+        tokenizer_class = _tokenizer_class(checkpoint)
+    except OSError as error:
+        raise _no_room(target, error) from None
     if tokenizer_class != "AutoTokenizer":
         logging.warning(
             "%s: transformers' AutoTokenizer cuts texts in another way than its tokenizer.json; open that with "
@@ -149,6 +149,12 @@ def _tokenizer_class(checkpoint: Checkpoint) -> str:
         opened = AutoTokenizer.from_pretrained(folder)
     is_same = opened(text)["input_ids"] == expected
     return "AutoTokenizer" if is_same else "PreTrainedTokenizerFast"
+
+
+def _no_room(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{folder}: can't be written ({error}); make room, and run the command again"
+    )
 
 
 def export_adapters(source: Path, target: Path) -> None:
@@ -209,9 +215,7 @@ def export_reasoner(
                 decoder = write_decoder(params, description.model)
                 save_file(decoder, temporary / DECODER_FILE)
         except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{folder}: can't be written ({error}); make room, and run the command again"
-            ) from None
+            raise _no_room(folder, error) from None
         for name, text in texts.items():
             write_text(temporary / name, text)
         # safetensors makes its files private.

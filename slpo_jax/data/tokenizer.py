@@ -138,9 +138,10 @@ def words_tokenizer(words: Sequence[str]) -> "PreTrainedTokenizerFast":
     Args:
         words: of `words_of`.
     Returns:
-        a fast tokenizer with `<unk>` (id 0), the words, and then `<eos>` and `<pad>`, which are no words.
+        a fast tokenizer with `<pad>`, `<unk>` (ids 0 and 1), the words, and then `<eos>`, which is no word. Some
+        programs, as lm-eval, pad with 0 without saying so.
     """
-    tokens = [UNK, *words]
+    tokens = [PAD, UNK, *words]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
