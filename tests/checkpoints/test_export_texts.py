@@ -347,6 +347,7 @@ def test_settings_of_the_opened_model_are_taken_as_arguments_are(exported):
 
 
 def test_a_sampled_answer_has_no_unknown_word_so_that_forward_takes_it(exported):
+    pytest.importorskip("torch")
     model = AutoModelForCausalLM.from_pretrained(
         exported, trust_remote_code=True, think_in_forward=True
     )

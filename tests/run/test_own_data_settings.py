@@ -179,7 +179,8 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
         f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '"
         in caplog.text
     )
-    assert [0 in ids for ids in encoded.prompts] == unread
+    unknown = setup.template.unknown_id
+    assert [unknown in ids for ids in encoded.prompts] == unread
     smaller = _proofs(tmp_path / "smaller.jsonl", 150)
     assert _chosen(smaller)[0].tokenizer == "bytes"  # 7 to a word
     # However few problems there are to a word, where a kind's marks are words.
