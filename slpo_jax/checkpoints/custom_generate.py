@@ -147,7 +147,10 @@ def generate(
         if isinstance(arguments.get(name, ""), str):
             arguments[name] = None
     more = settings.update(**arguments)
-    # Sampling is from all tokens, which is not transformers' default.
+    # Sampling is from all tokens, which is not transformers' default: None, or 50 before version 5.
+    unset = transformers.GenerationConfig().top_k
+    if "top_k" not in arguments and settings.top_k == unset:
+        settings.top_k = None
     if settings.do_sample:
         settings.top_k = settings.top_k or 0
     as_thought = settings.return_dict_in_generate
